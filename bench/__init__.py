@@ -1,0 +1,1 @@
+"""Throughput, load time and memory of the engine and the oracles, measured in one interleaved run."""

@@ -1,0 +1,1 @@
+"""The reference engine on mlx.core; imports nothing else of this repository."""
