@@ -1,0 +1,162 @@
+"""The tensors of a snapshot, each handed out exactly once.
+
+Guarantees: headers are checked by the safetensors library before a byte of data is used (size, overlap, gaps); a shard
+name that leaves the folder is refused; every tensor is taken once, or matches a drop pattern that the family lists with a
+reason, or `finish` raises. Floating tensors are cast to the dtype that the engine computes in as they are taken; packed
+integers are not. Arrays are lazy: nothing is read before it is evaluated.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+import mlx.core as mx
+from safetensors import SafetensorError, safe_open
+
+from engine.config import load_json
+from engine.errors import CheckpointError
+from engine.quantization import Quantization
+
+
+@dataclass(slots=True, kw_only=True)
+class Checkpoint:
+    """Tensors by name; `take` removes.
+
+    Attributes:
+        folder: The snapshot.
+        dtype: What floating tensors are cast to.
+        quantization: How packed tensors are to be read.
+    """
+
+    folder: Path
+    dtype: mx.Dtype
+    quantization: Quantization
+    _tensors: dict[str, mx.array] = field(default_factory=dict)
+    _taken: set[str] = field(default_factory=set)
+
+    @classmethod
+    def open(cls, folder: Path, *, dtype: mx.Dtype, quantization: Quantization) -> Self:
+        """Check the headers of every shard and map its tensors, reading no data.
+
+        Raises:
+            CheckpointError: No shard, a damaged one, a missing one, or a tensor that two shards hold.
+        """
+        tensors: dict[str, mx.array] = {}
+        for file in _shards(folder):
+            _check_header(file)
+            loaded = mx.load(str(file))
+            if not isinstance(loaded, dict):
+                raise _damaged(file, "mlx does not read it as named tensors")
+            if twice := tensors.keys() & loaded.keys():
+                raise _damaged(file, f"{min(twice)} is in another shard too")
+            tensors |= loaded
+        return cls(folder=folder, dtype=dtype, quantization=quantization, _tensors=tensors)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the tensor is there and not yet taken."""
+        return name in self._tensors
+
+    def take(self, name: str, shape: tuple[int, ...], *, packed: bool = False) -> mx.array:
+        """Hand out a tensor for good.
+
+        Args:
+            name: As the checkpoint calls it.
+            shape: The shape that the config demands.
+            packed: The tensor holds packed uint32 words and must not be cast.
+
+        Returns:
+            The array, in `dtype` unless packed.
+
+        Raises:
+            CheckpointError: It is missing, was taken before, or has another shape or kind.
+        """
+        if name in self._taken:
+            raise CheckpointError(f"tensor {name} is used twice", next_step="report it: the family is at fault")
+        if name not in self._tensors:
+            raise CheckpointError(
+                f"the checkpoint has no tensor {name}",
+                folder=self.folder.name,
+                near=", ".join(difflib.get_close_matches(name, self._tensors)) or "none",
+                next_step="take the weights that belong to this config.json",
+            )
+        array = self._tensors[name]
+        if array.shape != shape:
+            raise CheckpointError(
+                f"tensor {name} has the wrong shape",
+                expected=list(shape),
+                found=list(array.shape),
+                next_step="take the weights that belong to this config.json",
+            )
+        if packed != (array.dtype == mx.uint32) or not (packed or mx.issubdtype(array.dtype, mx.floating)):
+            raise CheckpointError(
+                f"tensor {name} has the wrong dtype",
+                expected="uint32 (packed)" if packed else "a floating dtype",
+                found=str(array.dtype),
+                next_step="compare the quantization entry of config.json with the weights",
+            )
+        del self._tensors[name]
+        self._taken.add(name)
+        return array if packed else array.astype(self.dtype)
+
+    def finish(self, *, dropped: Mapping[str, str]) -> None:
+        """Refuse what nobody took.
+
+        Args:
+            dropped: Regular expressions over whole names that the family rightly ignores, each with the reason.
+
+        Raises:
+            CheckpointError: Tensors are left over that no pattern covers.
+        """
+        left = sorted(name for name in self._tensors if not any(re.fullmatch(p, name) for p in dropped))
+        if left:
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            raise CheckpointError(
+                f"the checkpoint has {len(left)} tensor{'s' * (len(left) > 1)} that the config does not account for",
+                tensors=", ".join(left[:3]) + more,
+                next_step="take the config.json that belongs to these weights",
+            )
+        self._tensors.clear()
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The weight files: those that the index names, or every safetensors file where there is no index."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(
+                "the snapshot has no weights", looked_for=f"{folder.name}/*.safetensors", next_step="fetch it again"
+            )
+        return files
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise _damaged(index, "it has no weight_map of file names")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        if PurePosixPath(name).name != name or "\\" in name or name.startswith("."):
+            raise _damaged(index, f"{name!r} is not a plain file name")
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"shard {name} is missing",
+                named_by=index.name,
+                folder=folder.name,
+                next_step="fetch the snapshot again",
+            )
+    return [folder / name for name in names]
+
+
+def _check_header(file: Path) -> None:
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, str(error)) from error
+
+
+def _damaged(file: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{file.name} cannot be used", folder=file.parent.name, reason=reason, next_step="fetch the snapshot again"
+    )

@@ -1,0 +1,29 @@
+"""One file a family, named after its model_type, each in the order Config, Attention, Block, Model.
+
+`family_module` is the whole table: a model_type is supported if it stands here, and config.json is never sniffed for more.
+"""
+
+import difflib
+from importlib import import_module
+from types import ModuleType
+from typing import Final
+
+from engine.errors import ConfigError
+
+FAMILIES: Final = ("llama",)
+
+
+def family_module(model_type: object) -> ModuleType:
+    """The module that implements `model_type`.
+
+    Raises:
+        ConfigError: No family of that name.
+    """
+    if model_type not in FAMILIES:
+        raise ConfigError(
+            f"model_type {model_type!r} is not supported",
+            supported=", ".join(FAMILIES),
+            near=", ".join(difflib.get_close_matches(str(model_type), FAMILIES)) or "none",
+            next_step="use a snapshot of a supported family",
+        )
+    return import_module(f"engine.families.{model_type}")

@@ -1,0 +1,234 @@
+"""llama: the dense decoder that SmolLM2, MiniCPM5 and Llama 3 are.
+
+Pre-norm blocks, grouped-query attention with rotary positions, SwiGLU, a head that may be tied to the embedding. Not yet
+here: layers with a sliding window, which are refused.
+
+Source: spec/models.md section 1; Touvron et al. 2023.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+
+from engine.attention import attend, causal_mask
+from engine.cache.plain import PlainCache
+from engine.cache.protocol import KVCache
+from engine.checkpoint import Checkpoint
+from engine.config import read_config
+from engine.errors import ConfigError
+from engine.linear import Embedding, Linear
+from engine.mlp import SwiGLU
+from engine.norm import RMSNorm
+from engine.rope import Rope, make_rope
+from engine.taps import tap
+
+IRRELEVANT: Final[Mapping[str, str]] = {
+    "hidden_act": "always silu in this family; another value is refused below",
+    "is_llama_config": "a marker of converted snapshots",
+    "rope_interleaved": "a marker of converted snapshots; the weights are already permuted",
+    "transformers.js_config": "options of another library",
+}
+DROPPED: Final[Mapping[str, str]] = {
+    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope_theta",
+}
+TIED: Final[Mapping[str, str]] = {r"lm_head\..*": "a copy of the embedding, to which the head is tied"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """config.json of a llama; field names are its keys."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    rms_norm_eps: float
+    vocab_size: int
+    head_dim: int | None = None
+    num_key_value_heads: int | None = None
+    max_position_embeddings: int | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float = 10000.0
+    rope_traditional: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+    tie_word_embeddings: bool = True
+    layer_types: tuple[str, ...] | None = None
+    sliding_window: int | None = None
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> "Config":
+        """Read config.json; refuse what the family does not compute.
+
+        Raises:
+            ConfigError: An unknown key, a wrong type, an activation other than silu, a sliding layer, or heads that do not fit.
+        """
+        config = read_config(cls, raw, irrelevant=IRRELEVANT)
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ConfigError("llama computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json")
+        if config.layer_types and set(config.layer_types) != {"full_attention"}:
+            raise ConfigError(
+                "llama with sliding layers is not supported",
+                layer_types=", ".join(sorted(set(config.layer_types))),
+                next_step="use a snapshot with full attention only",
+            )
+        if config.num_attention_heads % config.kv_heads or config.head_width % 2:
+            raise ConfigError(
+                "the heads of config.json do not fit together",
+                num_attention_heads=config.num_attention_heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=config.head_width,
+                next_step="mend config.json",
+            )
+        return config
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attention:
+    """Grouped-query self-attention with rotary positions."""
+
+    path: str
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    rope: Rope
+    head_width: int
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
+        """Take the four projections from the checkpoint."""
+
+        def projection(name: str, inputs: int, outputs: int) -> Linear:
+            return Linear.take(checkpoint, f"{path}.{name}", inputs=inputs, outputs=outputs, bias=config.attention_bias)
+
+        D, E = config.hidden_size, config.head_width
+        return cls(
+            path=path,
+            q=projection("q_proj", D, config.num_attention_heads * E),
+            k=projection("k_proj", D, config.kv_heads * E),
+            v=projection("v_proj", D, config.kv_heads * E),
+            o=projection("o_proj", config.num_attention_heads * E, D),
+            rope=rope,
+            head_width=E,
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
+        B, L, _ = x_BLD.shape
+        q_BHLE, k_BKLE, v_BKLE = (
+            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
+            for projection in (self.q, self.k, self.v)
+        )
+        q_BHLE = self.rope(q_BHLE, cache.offset)
+        k_BKLE = self.rope(k_BKLE, cache.offset)
+        cache, keys, values = cache.append(k_BKLE, v_BKLE)
+        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=causal_mask(L))
+        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    path: str
+    input_norm: RMSNorm
+    attention: Attention
+    post_norm: RMSNorm
+    mlp: SwiGLU
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Block":
+        """Take one layer from the checkpoint."""
+        D, eps = config.hidden_size, config.rms_norm_eps
+        return cls(
+            path=path,
+            input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
+            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
+            mlp=SwiGLU.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size, bias=config.mlp_bias),
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """One layer."""
+        attended, cache = self.attention(self.input_norm(x_BLD), cache)
+        h_BLD = x_BLD + attended
+        return tap(self.path, h_BLD + self.mlp(self.post_norm(h_BLD))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """Embedding, blocks, final norm, head (None where it is tied)."""
+
+    config: Config
+    embedding: Embedding
+    blocks: tuple[Block, ...]
+    norm: RMSNorm
+    head: Linear | None
+
+    @classmethod
+    def build(cls, raw: Mapping[str, Any], checkpoint: Checkpoint) -> "Model":
+        """Build from config.json and its checkpoint, using every tensor once.
+
+        Raises:
+            ConfigError: The config is not one that this family computes.
+            CheckpointError: A tensor is missing, left over or misshapen.
+        """
+        config = Config.read(raw)
+        D, V = config.hidden_size, config.vocab_size
+        rope = make_rope(
+            config.head_width,
+            base=config.rope_theta,
+            traditional=config.rope_traditional,
+            scaling=config.rope_scaling,
+        )
+        model = cls(
+            config=config,
+            embedding=Embedding.take(checkpoint, "model.embed_tokens", vocabulary=V, width=D),
+            blocks=tuple(
+                Block.take(checkpoint, f"model.layers.{i}", config, rope) for i in range(config.num_hidden_layers)
+            ),
+            norm=RMSNorm.take(checkpoint, "model.norm", width=D, eps=config.rms_norm_eps),
+            head=None if config.tie_word_embeddings else Linear.take(checkpoint, "lm_head", inputs=D, outputs=V),
+        )
+        checkpoint.finish(dropped={**DROPPED, **TIED} if config.tie_word_embeddings else DROPPED)
+        return model
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: ids are below it."""
+        return self.config.vocab_size
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a key or value head."""
+        return self.config.head_width
+
+    def make_caches(self) -> tuple[KVCache, ...]:
+        """Empty caches, one a layer."""
+        return tuple(PlainCache() for _ in self.blocks)
+
+    def hidden(self, ids_BL: mx.array, caches: Sequence[KVCache]) -> tuple[mx.array, tuple[KVCache, ...]]:
+        """Hidden states [B, L, D] after the final norm, and the longer caches."""
+        x_BLD = self.embedding(ids_BL)
+        longer: list[KVCache] = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x_BLD, new = block(x_BLD, cache)
+            longer.append(new)
+        return tap("model", self.norm(x_BLD)), tuple(longer)
+
+    def logits(self, hidden_BLD: mx.array) -> mx.array:
+        """Logits [B, L, V] of hidden states."""
+        return self.embedding.as_head(hidden_BLD) if self.head is None else self.head(hidden_BLD)

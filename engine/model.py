@@ -1,0 +1,58 @@
+"""A model as the loop sees it, and opening one from a snapshot."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import mlx.core as mx
+
+from engine.cache.protocol import KVCache
+from engine.checkpoint import Checkpoint
+from engine.config import load_json
+from engine.dtype import DTYPES, DTypeName
+from engine.families import family_module
+from engine.quantization import Quantization
+
+
+class CausalModel(Protocol):
+    """What every family's `Model` offers."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids are below it."""
+        ...
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a key or value head."""
+        ...
+
+    def make_caches(self) -> tuple[KVCache, ...]:
+        """Empty caches for a new sequence."""
+        ...
+
+    def hidden(self, ids_BL: mx.array, caches: Sequence[KVCache]) -> tuple[mx.array, tuple[KVCache, ...]]:
+        """Hidden states [B, L, D] after the final norm, and the longer caches."""
+        ...
+
+    def logits(self, hidden_BLD: mx.array) -> mx.array:
+        """Logits [B, L, V] of hidden states."""
+        ...
+
+
+def open_model(folder: Path, *, dtype: DTypeName) -> CausalModel:
+    """Open a snapshot.
+
+    Args:
+        folder: A hub-shaped model folder.
+        dtype: What every floating tensor is cast to, and so what the model computes in.
+
+    Raises:
+        ConfigError: config.json is missing, malformed or of an unsupported family.
+        CheckpointError: The weights are missing, damaged or not those of the config.
+    """
+    raw = load_json(folder / "config.json")
+    family = family_module(raw.get("model_type"))
+    checkpoint = Checkpoint.open(folder, dtype=DTYPES[dtype], quantization=Quantization.from_config(raw))
+    model: CausalModel = family.Model.build(raw, checkpoint)
+    return model

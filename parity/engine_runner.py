@@ -1,0 +1,111 @@
+"""The reference engine as a runner: a case in, a trace out.
+
+Guarantees: bits leave mlx as unsigned words and are never converted; models are kept per snapshot and dtype, so that many
+cases of one snapshot load it once. It runs; it does not judge.
+"""
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from engine.cache.convert import KVMode
+from engine.generate import Feed, Picker, forced, greedy, steps
+from engine.model import CausalModel, open_model
+from engine.taps import watching
+from parity import case as cases
+from parity.errors import CaseError
+from parity.provenance import Provenance
+from parity.snapshot import Snapshot
+from parity.tensor import Tensor
+from parity.trace import TOKEN_IDS, Trace, activation_name, logits_name
+
+SAFETENSORS_DTYPES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
+PACKAGES = ("mlx", "mlx-cpu", "mlx-metal")
+
+
+@dataclass(kw_only=True)
+class EngineRunner:
+    """Runs cases on the reference engine."""
+
+    name: str = "engine"
+    _models: dict[tuple[str, str], CausalModel] = field(default_factory=dict)
+
+    def run(self, case: cases.Case, snapshot: Snapshot) -> Trace:
+        """Run one case.
+
+        Raises:
+            EngineError: The snapshot, the prompt or an option does not fit; nothing was run.
+            CaseError: The sampler is not one that the engine has.
+        """
+        model = self._model(case, snapshot)
+        tensors: dict[str, Tensor] = {}
+        watched: dict[str, mx.array] = {}
+
+        def watch(path: str, value: mx.array) -> None:
+            if any(fnmatchcase(path, pattern) for pattern in case.record):
+                watched[path] = value
+
+        picked: list[int] = []
+        kinds: tuple[str, ...] = ()
+        with watching(watch):
+            for step in steps(
+                model,
+                case.prompt_ids,
+                num_steps=case.num_steps,
+                pick=_picker(case),
+                feed=_feed(case.feed),
+                kv=KVMode(bits=case.kv.bits, group_size=case.kv.group_size, start=case.kv.start),
+            ):
+                for path, value in watched.items():
+                    tensors[activation_name(step.index, path)] = to_tensor(value[:, -1])
+                watched.clear()
+                tensors[logits_name(step.index)] = to_tensor(step.logits_BV)
+                picked.append(step.token_id)
+                kinds = tuple(cache.kind for cache in step.caches)
+        tensors[TOKEN_IDS] = Tensor.of(np.array(picked, dtype="<i4"))
+        return Trace(tensors=tensors, cache=kinds)
+
+    def provenance(self) -> Provenance:
+        """What the engine's bits rest on."""
+        return self._provenance
+
+    @cached_property
+    def _provenance(self) -> Provenance:
+        return Provenance.capture(PACKAGES, device=device_name())
+
+    def _model(self, case: cases.Case, snapshot: Snapshot) -> CausalModel:
+        key = (str(snapshot.path), case.dtype)
+        if key not in self._models:
+            self._models.clear()  # one at a time: a gate goes through a snapshot's cases in a row
+            self._models[key] = open_model(snapshot.path, dtype=case.dtype)
+        return self._models[key]
+
+
+def device_name() -> str:
+    """`cpu` or `gpu`: what mlx computes on by default."""
+    return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "gpu"
+
+
+def to_tensor(array: mx.array) -> Tensor:
+    """Stored bits of an array of floats, evaluated."""
+    words = array.view({2: mx.uint16, 4: mx.uint32}[array.dtype.size])
+    return Tensor.of(np.array(words), dtype=SAFETENSORS_DTYPES[array.dtype])
+
+
+def _picker(case: cases.Case) -> Picker:
+    if case.forced_ids is not None:
+        return forced(case.forced_ids)
+    if case.sampler == "greedy":
+        return greedy
+    raise CaseError(
+        f"the engine has no sampler {case.sampler!r}", case=case.name, known="greedy", next_step="use greedy"
+    )
+
+
+def _feed(feed: cases.Feed) -> Feed:
+    if feed.mode == "whole":
+        return Feed(whole=True)
+    return Feed() if feed.chunk is None else Feed(piece=feed.chunk)
