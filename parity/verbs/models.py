@@ -1,0 +1,118 @@
+"""`assay models`: list the known snapshots, fetch one, tell where one lies."""
+
+import argparse
+import json
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from parity.home import assay_home
+from parity.matrix import load_cases
+from parity.models.catalogue import Entry, TinySource, entries
+from parity.models.fetch import ensure_snapshot, is_complete, models_folder, snapshot_path
+from parity.snapshot import Snapshot
+
+NAME_HELP = "a name of `assay models list`, a folder written with a slash, or hub:org/name[@revision]"
+COLUMNS = ("name", "dtype", "licence", "source", "here", "title")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb `models` with `list`, `fetch` and `path`."""
+    parser = subparsers.add_parser("models", help="known snapshots: list, fetch, path")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="{list,fetch,path}")
+    actions.add_parser("list", help="known snapshots, and which of them are on this machine")
+    fetch = actions.add_parser("fetch", help="build or download a snapshot and check every digest")
+    fetch.add_argument("names", nargs="*", metavar="NAME", help=f"{NAME_HELP}; without one, all that the cases use")
+    fetch.add_argument("--again", action="store_true", help="make it anew even if it is there")
+    path = actions.add_parser("path", help="print the folder of a snapshot that is on this machine")
+    path.add_argument("name", metavar="NAME", help=NAME_HELP)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the arguments say; 0 or an AssayError."""
+    if args.action == "list":
+        return _list(as_json=args.json)
+    if args.action == "fetch":
+        names = args.names or tuple(dict.fromkeys(case.snapshot for case in load_cases()))
+        snapshots = [_fetch(name, again=args.again, quiet=args.json) for name in names]
+        _print_fetched(snapshots, as_json=args.json)
+        return 0
+    path = snapshot_path(args.name)
+    print(json.dumps({"name": args.name, "path": str(path)}) if args.json else path)
+    return 0
+
+
+def _list(*, as_json: bool) -> int:
+    models = models_folder(assay_home())
+    here = {name: is_complete(models / name, entry.files) for name, entry in entries().items()}
+    if as_json:
+        rows = [_row(entry) | {"here": here[name]} for name, entry in entries().items()]
+        print(json.dumps({"snapshots": rows}))
+        return 0
+    rows = [_row(entry) | {"here": "yes" if here[name] else "no"} for name, entry in entries().items()]
+    if sys.stdout.isatty():
+        table = Table()
+        for column in COLUMNS:
+            table.add_column(column, no_wrap=column == "name", overflow="fold")
+        for row in rows:
+            table.add_row(*(str(row[column]) for column in COLUMNS))
+        Console().print(table)
+    else:
+        _print_plain([dict(zip(COLUMNS, COLUMNS, strict=True)), *rows])
+    return 0
+
+
+def _fetch(name: str, *, again: bool, quiet: bool) -> Snapshot:
+    # Progress goes to standard error, so that standard output holds the result alone.
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal and not quiet:
+        with console.status(f"fetching {name}") as status:
+            return ensure_snapshot(name, again=again, report=status.update)
+    return ensure_snapshot(name, again=again, report=_to_stderr)
+
+
+def _print_fetched(snapshots: list[Snapshot], *, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "name": snapshot.name,
+                "path": str(snapshot.path),
+                "repo_id": snapshot.repo_id,
+                "revision": snapshot.revision,
+                "files": dict(snapshot.files),
+            }
+            for snapshot in snapshots
+        ]
+        print(json.dumps({"snapshots": rows}))
+        return
+    for snapshot in snapshots:
+        for file, digest in snapshot.files.items():
+            print(f"{digest}  {file}")
+        print(snapshot.path)
+
+
+def _row(entry: Entry) -> dict[str, object]:
+    source = (
+        f"seed {entry.source.seed}"
+        if isinstance(entry.source, TinySource)
+        else f"{entry.source.wheel.package} {entry.source.wheel.version}"
+    )
+    return {
+        "name": entry.name,
+        "dtype": entry.dtype,
+        "licence": entry.licence,
+        "source": source,
+        "title": entry.title,
+    }
+
+
+def _print_plain(rows: list[dict[str, object]]) -> None:
+    widths = {column: max(len(str(row[column])) for row in rows) for column in COLUMNS}
+    for row in rows:
+        print("  ".join(f"{row[column]!s:<{widths[column]}}" for column in COLUMNS).rstrip())
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

