@@ -19,6 +19,7 @@ from engine.config import load_json
 from engine.errors import RequestError
 
 EPOCH = date(2024, 1, 1)
+EVALUATION_ERRORS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,19 @@ class ChatTemplate:
         """Read chat_template.jinja, or `chat_template` of tokenizer_config.json.
 
         Raises:
-            RequestError: The snapshot has none.
+            RequestError: The snapshot has none, or one that is not text.
         """
         config = load_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
         file = folder / "chat_template.jinja"
-        source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+        try:
+            source = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(
+                "the chat template cannot be read",
+                file=f"{folder.name}/{file.name}",
+                reason=error,
+                next_step="fetch it again",
+            ) from error
         if not isinstance(source, str):
             raise RequestError(
                 "the snapshot has no chat template",
@@ -82,7 +91,7 @@ class ChatTemplate:
             return environment.from_string(self.source).render(
                 names, messages=list(messages), add_generation_prompt=add_generation_prompt
             )
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        except (jinja2.TemplateError, *EVALUATION_ERRORS) as error:
             raise RequestError(
                 "the chat template does not render these messages",
                 reason=f"{type(error).__name__}: {error}",

@@ -47,7 +47,10 @@ class Checkpoint:
         tensors: dict[str, mx.array] = {}
         for file in _shards(folder):
             _check_header(file)
-            loaded = mx.load(str(file))
+            try:
+                loaded = mx.load(str(file), format="safetensors")
+            except (RuntimeError, ValueError) as error:
+                raise _damaged(file, str(error)) from error
             if not isinstance(loaded, dict):
                 raise _damaged(file, "mlx does not read it as named tensors")
             if twice := tensors.keys() & loaded.keys():
@@ -59,16 +62,14 @@ class Checkpoint:
         """Whether the tensor is there and not yet taken."""
         return name in self._tensors
 
-    def take(self, name: str, shape: tuple[int, ...], *, packed: bool = False) -> mx.array:
+    def take(self, name: str, shape: tuple[int, ...], *, stored: mx.Dtype | None = None) -> mx.array:
         """Hand out a tensor for good.
 
         Args:
             name: As the checkpoint calls it.
             shape: The shape that the config demands.
-            packed: The tensor holds packed uint32 words and must not be cast.
-
-        Returns:
-            The array, in `dtype` unless packed.
+            stored: The integer dtype that the tensor must have and keep, for packed words and scales; a floating tensor, cast
+                to `dtype`, where absent.
 
         Raises:
             CheckpointError: It is missing, was taken before, or has another shape or kind.
@@ -90,16 +91,16 @@ class Checkpoint:
                 found=list(array.shape),
                 next_step="take the weights that belong to this config.json",
             )
-        if packed != (array.dtype == mx.uint32) or not (packed or mx.issubdtype(array.dtype, mx.floating)):
+        if not (mx.issubdtype(array.dtype, mx.floating) if stored is None else array.dtype == stored):
             raise CheckpointError(
                 f"tensor {name} has the wrong dtype",
-                expected="uint32 (packed)" if packed else "a floating dtype",
+                expected="a floating dtype" if stored is None else str(stored),
                 found=str(array.dtype),
                 next_step="compare the quantization entry of config.json with the weights",
             )
         del self._tensors[name]
         self._taken.add(name)
-        return array if packed else array.astype(self.dtype)
+        return array.astype(self.dtype) if stored is None else array
 
     def finish(self, *, dropped: Mapping[str, str]) -> None:
         """Refuse what nobody took.
@@ -135,10 +136,13 @@ def _shards(folder: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise _damaged(index, "it has no weight_map of file names")
     names = sorted(set(weight_map.values()))
+    present = {file.name for file in folder.iterdir() if file.is_file()}
     for name in names:
         if PurePosixPath(name).name != name or "\\" in name or name.startswith("."):
             raise _damaged(index, f"{name!r} is not a plain file name")
-        if not (folder / name).is_file():
+        if not name.endswith(".safetensors"):
+            raise _damaged(index, f"{name!r} is not a safetensors file")
+        if name not in present:
             raise CheckpointError(
                 f"shard {name} is missing",
                 named_by=index.name,

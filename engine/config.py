@@ -98,7 +98,8 @@ def _typed(key: str, value: Any, hint: Any, model_type: object) -> Any:  # noqa:
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         if kind is tuple and isinstance(value, list):
-            return tuple(value)
+            (element,) = {hint for hint in get_args(option) if hint is not ...}
+            return tuple(_typed(f"{key}[{i}]", item, element, model_type) for i, item in enumerate(value))
         if kind is Mapping or kind is dict or (isinstance(kind, type) and issubclass(kind, Mapping)):
             if isinstance(value, dict):
                 return value

@@ -24,7 +24,12 @@ class EngineError(Exception):
         self.facts = facts
         rows = {name.replace("_", " "): str(value) for name, value in {**facts, "next": next_step}.items()}
         width = max(map(len, rows))
-        super().__init__("\n".join([what, *(f"  {name:<{width}}  {value}" for name, value in rows.items())]))
+        lines = [what]
+        for name, value in rows.items():
+            first, *rest = value.splitlines() or [""]
+            lines.append(f"  {name:<{width}}  {first}")
+            lines += [f"  {'':<{width}}  {line}" for line in rest]
+        super().__init__("\n".join(lines))
 
 
 class ConfigError(EngineError):

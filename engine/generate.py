@@ -71,8 +71,18 @@ def greedy(logits_BV: mx.array, index: int) -> int:
 
 
 def forced(ids: Sequence[int]) -> Picker:
-    """A picker that ignores the logits and returns the given ids in turn (teacher forcing)."""
-    return lambda _logits, index: ids[index]
+    """A picker that ignores the logits and returns the given ids in turn (teacher forcing).
+
+    Raises (when it is called):
+        RequestError: The ids have run out.
+    """
+
+    def pick(_logits_BV: mx.array, index: int) -> int:
+        if index >= len(ids):
+            raise RequestError("the forced ids have run out", ids=len(ids), step=index, next_step="give one id a step")
+        return ids[index]
+
+    return pick
 
 
 def steps(
@@ -100,10 +110,24 @@ def steps(
         A `Step` a row.
 
     Raises:
-        RequestError: Before the first forward: an empty prompt, an id outside the vocabulary, a KV mode that does not fit.
+        RequestError: At once: an empty prompt, an id outside the vocabulary, a KV mode that does not fit. Later: a picked id
+            outside the vocabulary.
     """
     feed, kv = feed or Feed(), kv or KVMode()
     _check_request(model, prompt_ids, feed, kv)
+    return _steps(model, prompt_ids, num_steps=num_steps, pick=pick, feed=feed, kv=kv, caches=caches)
+
+
+def _steps(
+    model: CausalModel,
+    prompt_ids: Sequence[int],
+    *,
+    num_steps: int,
+    pick: Picker,
+    feed: Feed,
+    kv: KVMode,
+    caches: Sequence[KVCache] | None,
+) -> Iterator[Step]:
     held: tuple[KVCache, ...] = model.make_caches() if caches is None else tuple(caches)
     *first, last = feed.cut(prompt_ids)
     for piece in first:
@@ -117,6 +141,7 @@ def steps(
         held = converted(held, kv)
         mx.eval(row_BV, [cache.arrays for cache in held])
         token_id = pick(row_BV, index)
+        _check_ids(model, [token_id], "the picked token is")
         yield Step(index=index, logits_BV=row_BV, token_id=token_id, caches=held)
         fed = [token_id]
 
@@ -135,15 +160,19 @@ def last_row(model: CausalModel, hidden_BLD: mx.array) -> mx.array:
 def _check_request(model: CausalModel, prompt_ids: Sequence[int], feed: Feed, kv: KVMode) -> None:
     if not prompt_ids:
         raise RequestError("the prompt is empty", next_step="give at least one token")
-    if bad := [token_id for token_id in prompt_ids if not 0 <= token_id < model.vocabulary]:
-        raise RequestError(
-            "the prompt has token ids outside the vocabulary",
-            ids=", ".join(map(str, bad[:5])),
-            vocabulary=f"0 to {model.vocabulary - 1}",
-            next_step="tokenise with the tokenizer of this snapshot",
-        )
+    _check_ids(model, prompt_ids, "the prompt has token ids")
     if feed.piece < 1:
         raise RequestError(
             "a piece of the prompt needs at least one token", piece=feed.piece, next_step="use 1 or more"
         )
     check_kv_mode(kv, head_width=model.head_width)
+
+
+def _check_ids(model: CausalModel, ids: Sequence[int], subject: str) -> None:
+    if bad := [token_id for token_id in ids if not 0 <= token_id < model.vocabulary]:
+        raise RequestError(
+            f"{subject} outside the vocabulary",
+            ids=", ".join(map(str, bad[:5])),
+            vocabulary=f"0 to {model.vocabulary - 1}",
+            next_step="tokenise with the tokenizer of this snapshot",
+        )

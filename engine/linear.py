@@ -20,14 +20,14 @@ class Packed:
 
     Attributes:
         weight: uint32 words [out, in * bits / 32].
-        scales: [out, in / group_size].
-        biases: [out, in / group_size].
+        scales: [out, in / group_size], floats where affine, else bytes.
+        biases: [out, in / group_size] where affine, else None.
         format: Width, group and mode.
     """
 
     weight: mx.array
     scales: mx.array
-    biases: mx.array
+    biases: mx.array | None
     format: Format
 
     def product(self, x: mx.array) -> mx.array:
@@ -53,7 +53,7 @@ class Packed:
         return mx.dequantize(
             self.weight[indices],
             self.scales[indices],
-            self.biases[indices],
+            None if self.biases is None else self.biases[indices],
             group_size=self.format.group_size,
             bits=self.format.bits,
             mode=self.format.mode,
@@ -79,7 +79,7 @@ class Linear:
         """Take the layer's tensors from the checkpoint, packed where it has `<path>.scales`."""
         return cls(
             path=path,
-            weight=take_matrix(checkpoint, path, rows=outputs, columns=inputs),
+            weight=take_matrix(checkpoint, path, rows=(outputs,), columns=inputs),
             bias=checkpoint.take(f"{path}.bias", (outputs,)) if bias else None,
         )
 
@@ -108,7 +108,7 @@ class Embedding:
     @classmethod
     def take(cls, checkpoint: Checkpoint, path: str, *, vocabulary: int, width: int) -> "Embedding":
         """Take the table from the checkpoint, packed where it has `<path>.scales`."""
-        return cls(path=path, weight=take_matrix(checkpoint, path, rows=vocabulary, columns=width))
+        return cls(path=path, weight=take_matrix(checkpoint, path, rows=(vocabulary,), columns=width))
 
     def __call__(self, ids_BL: mx.array) -> mx.array:
         """Look up ids [B, L]; returns [B, L, D]."""
@@ -120,14 +120,14 @@ class Embedding:
         return self.weight.product(x_BLD) if isinstance(self.weight, Packed) else x_BLD @ self.weight.T
 
 
-def take_matrix(checkpoint: Checkpoint, path: str, *, rows: int, columns: int) -> mx.array | Packed:
-    """Take `<path>.weight`, with its scales and biases where it is packed.
+def take_matrix(checkpoint: Checkpoint, path: str, *, rows: tuple[int, ...], columns: int) -> mx.array | Packed:
+    """Take `<path>.weight` [*rows, columns], with its scales and biases where it is packed.
 
     Raises:
         CheckpointError: A tensor is missing or misshapen, or the config and the checkpoint disagree on whether it is packed.
     """
     if f"{path}.scales" not in checkpoint:
-        return checkpoint.take(f"{path}.weight", (rows, columns))
+        return checkpoint.take(f"{path}.weight", (*rows, columns))
     form = checkpoint.quantization.format_of(path)
     if form is None:
         raise CheckpointError(
@@ -135,10 +135,18 @@ def take_matrix(checkpoint: Checkpoint, path: str, *, rows: int, columns: int) -
             found=f"{path}.scales",
             next_step="add a quantization entry to config.json, or take the config that belongs to these weights",
         )
-    groups = columns // form.group_size
+    if columns % form.group_size or columns * form.bits % 32:
+        raise CheckpointError(
+            f"{path} cannot be packed as config.json says",
+            width=columns,
+            group_size=form.group_size,
+            bits=form.bits,
+            next_step="take the config.json that belongs to these weights",
+        )
+    groups, affine = columns // form.group_size, form.mode == "affine"
     return Packed(
-        weight=checkpoint.take(f"{path}.weight", (rows, columns * form.bits // 32), packed=True),
-        scales=checkpoint.take(f"{path}.scales", (rows, groups)),
-        biases=checkpoint.take(f"{path}.biases", (rows, groups)),
+        weight=checkpoint.take(f"{path}.weight", (*rows, columns * form.bits // 32), stored=mx.uint32),
+        scales=checkpoint.take(f"{path}.scales", (*rows, groups), stored=None if affine else mx.uint8),
+        biases=checkpoint.take(f"{path}.biases", (*rows, groups)) if affine else None,
         format=form,
     )

@@ -26,7 +26,12 @@ def surprisal(logits_LV: mx.array, token_ids: Sequence[int]) -> npt.NDArray[np.f
     Args:
         logits_LV: Row i predicts `token_ids[i]`.
         token_ids: L ids.
+
+    Raises:
+        ValueError: There are not as many rows as ids.
     """
+    if logits_LV.shape[0] != len(token_ids):
+        raise ValueError(f"{logits_LV.shape[0]} rows cannot predict {len(token_ids)} tokens")
     picked: npt.NDArray[np.float64] = log_softmax(logits_LV)[np.arange(len(token_ids)), np.asarray(token_ids)]
     return -picked
 

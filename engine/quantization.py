@@ -1,4 +1,4 @@
-"""How the weights of a snapshot are quantised: the `quantization` entry of config.json, module by module.
+"""How the weights of a snapshot are packed: the `quantization` entry of config.json, module by module.
 
 Holds widths and groups, no arithmetic. A module is stored quantised exactly where the checkpoint has `<path>.scales`; this
 entry says how to read it. A module whose entry is `false` must not be.
@@ -12,6 +12,7 @@ from engine.errors import ConfigError
 
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
+FLOATING: Final[Mapping[str, tuple[int, int]]] = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # bits, group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +20,9 @@ class Format:
     """How one module's weight is stored.
 
     Attributes:
-        bits: Width of an element, one of 2 3 4 5 6 8.
-        group_size: Elements of a row that share a scale and a bias: 32, 64 or 128.
-        mode: `affine`: w = scale * q + bias.
+        bits: Width of an element.
+        group_size: Elements of a row that share a scale (and, affine, a bias).
+        mode: `affine`: w = scale * q + bias; `mxfp4`, `nvfp4`, `mxfp8`: w = scale * q, q a small float and the scale a byte.
     """
 
     bits: int
@@ -30,13 +31,26 @@ class Format:
 
     def __post_init__(self) -> None:
         """Refuse what mlx does not store."""
-        if self.mode != "affine" or self.bits not in AFFINE_BITS or self.group_size not in AFFINE_GROUPS:
+        whole = all(type(number) is int for number in (self.bits, self.group_size))
+        if self.mode == "affine":
+            known = self.bits in AFFINE_BITS and self.group_size in AFFINE_GROUPS
+        else:
+            known = FLOATING.get(self.mode) == (self.bits, self.group_size)
+        if not (whole and known):
             raise ConfigError(
                 "config.json asks for an unknown weight format",
                 mode=self.mode,
                 bits=self.bits,
                 group_size=self.group_size,
-                known=f"affine with bits in {AFFINE_BITS} and group_size in {AFFINE_GROUPS}",
+                known="\n".join(
+                    [
+                        f"affine with bits in {AFFINE_BITS} and group_size in {AFFINE_GROUPS}",
+                        *(
+                            f"{mode} with bits {bits} and group_size {group}"
+                            for mode, (bits, group) in FLOATING.items()
+                        ),
+                    ]
+                ),
                 next_step="quantise the snapshot to one of these",
             )
 
@@ -70,9 +84,9 @@ class Quantization:
                 expected='{"group_size": 64, "bits": 4, "mode": "affine", "<module path>": {...} or false}',
                 next_step="mend config.json",
             )
-        default = _format(entry)
+        default = _format(entry, more=True)
         overrides = {
-            path: None if value is False else _format({"mode": default.mode, **value})
+            path: None if value is False else _format(value)
             for path, value in entry.items()
             if value is False or isinstance(value, dict)
         }
@@ -90,13 +104,15 @@ class Quantization:
         return self.overrides.get(path, self.default)
 
 
-def _format(entry: Mapping[str, Any]) -> Format:
-    try:
-        return Format(bits=entry["bits"], group_size=entry["group_size"], mode=entry.get("mode", "affine"))
-    except KeyError as error:
+def _format(entry: Mapping[str, Any], *, more: bool = False) -> Format:
+    """Read one format; with `more`, the entry holds those of modules as well."""
+    missing = {"bits", "group_size"} - entry.keys()
+    unknown = entry.keys() - {"bits", "group_size", "mode"}
+    if missing or (unknown and not more):
         raise ConfigError(
-            "a module's quantization entry is incomplete",
-            missing=error,
-            found=dict(entry),
+            "a module's quantization entry is not as expected",
+            missing=", ".join(sorted(missing)) or "nothing",
+            unknown=", ".join(sorted(unknown)) or "nothing",
             next_step="mend config.json",
-        ) from error
+        )
+    return Format(bits=entry["bits"], group_size=entry["group_size"], mode=entry.get("mode", "affine"))

@@ -16,7 +16,7 @@ import mlx.core as mx
 from engine.errors import ConfigError
 
 KEYS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {  # scaling form: (required keys, optional keys)
-    "default": (frozenset(), frozenset({"factor"})),
+    "default": (frozenset(), frozenset()),
     "linear": (frozenset({"factor"}), frozenset()),
     "llama3": (
         frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
@@ -81,10 +81,7 @@ def make_rope(width: int, *, base: float, traditional: bool = False, scaling: Ma
     Raises:
         ConfigError: The form is unknown, lacks a key or has one that it does not know.
     """
-    scaling = dict(scaling or {})
-    names = {scaling.pop(key) for key in ("rope_type", "type") if key in scaling}
-    form = names.pop() if len(names) == 1 else "default" if not names else str(names)
-    _check_keys(form, scaling)
+    form, scaling = _read_scaling(scaling or {})
     if form == "linear":
         return Rope(width=width, traditional=traditional, base=base, scale=1 / scaling["factor"])
     if form == "llama3":
@@ -149,6 +146,22 @@ def yarn_gain(scaling: Mapping[str, Any]) -> float:
     return temperature(scaling.get("mscale", 1)) / temperature(scaling.get("mscale_all_dim", 0))
 
 
+def _read_scaling(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The form of an entry and its other keys, checked."""
+    scaling = dict(entry)
+    names = [str(scaling.pop(key)) for key in ("rope_type", "type") if key in scaling]
+    if len(set(names)) > 1:
+        raise ConfigError(
+            "the two forms of rope scaling contradict each other",
+            rope_type=names[0],
+            type=names[1],
+            next_step="mend rope_scaling in config.json",
+        )
+    form = names[0] if names else "default"
+    _check_keys(form, scaling)
+    return form, scaling
+
+
 def _check_keys(form: str, scaling: Mapping[str, Any]) -> None:
     if form not in KEYS:
         raise ConfigError(
@@ -165,3 +178,17 @@ def _check_keys(form: str, scaling: Mapping[str, Any]) -> None:
             unknown=", ".join(sorted(unknown)) or "nothing",
             next_step="mend rope_scaling in config.json",
         )
+    for key, value in scaling.items():
+        zero_is_fine = key == "mscale_all_dim"
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value < 0
+            or (value == 0 and not zero_is_fine)
+        ):
+            raise ConfigError(
+                f"rope scaling {form!r} has a value that is no positive number",
+                key=key,
+                value=value,
+                next_step="mend rope_scaling in config.json",
+            )

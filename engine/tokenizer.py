@@ -56,7 +56,7 @@ class Tokenizer:
         if not special:
             return plain
         ids: list[int] = self.backend.encode(text, add_special_tokens=True).ids
-        opened_twice = len(ids) > 1 and ids[0] == ids[1] == plain[0] and len(ids) > len(plain)
+        opened_twice = bool(plain) and len(ids) > len(plain) and ids[0] == ids[1] == plain[0]
         return ids[1:] if opened_twice else ids
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:

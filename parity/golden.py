@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
+
 from parity import safetensors_file
 from parity.atomic_file import write_atomically
 from parity.case import Case
@@ -23,7 +25,7 @@ from parity.platform_key import platform_key
 from parity.provenance import Provenance
 from parity.sketch import sketch
 from parity.tensor import Tensor
-from parity.trace import Trace
+from parity.trace import TOKEN_IDS, Trace
 
 FORMAT: Final = 1
 FULL_ROW_BYTES: Final = 4096  # rows of logits up to this size are committed in full
@@ -175,6 +177,9 @@ class Golden:
         for name, digest in self.side.items():
             if self.tensors[name].digest != digest:
                 raise _rotten(file, f"tensor {name} of the side file fails its digest")
+        listed = Tensor.of(np.array(self.token_ids, dtype="<i4")).digest
+        if self.digests.get(TOKEN_IDS) != listed:
+            raise _rotten(file, "the digest of token_ids is not that of the token ids it lists")
         if self.form not in ("full", "sketch"):
             raise _rotten(file, f"form {self.form!r} is neither full nor sketch")
         if self.form == "full" and self.digests != {n: self.side.get(n) for n in self.digests}:

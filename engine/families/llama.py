@@ -74,7 +74,16 @@ class Config:
                 layer_types=", ".join(sorted(set(config.layer_types))),
                 next_step="use a snapshot with full attention only",
             )
-        if config.num_attention_heads % config.kv_heads or config.head_width % 2:
+        if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
+            raise ConfigError(
+                "layer_types does not name every layer",
+                layer_types=len(config.layer_types),
+                num_hidden_layers=config.num_hidden_layers,
+                next_step="mend config.json",
+            )
+        if min(config.num_attention_heads, config.kv_heads) < 1 or (
+            config.num_attention_heads % config.kv_heads or config.head_width % 2
+        ):
             raise ConfigError(
                 "the heads of config.json do not fit together",
                 num_attention_heads=config.num_attention_heads,
@@ -87,12 +96,12 @@ class Config:
     @property
     def head_width(self) -> int:
         """Elements of a head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
+        return self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
-        return self.num_key_value_heads or self.num_attention_heads
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

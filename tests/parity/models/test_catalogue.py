@@ -37,6 +37,9 @@ def test_an_unknown_name_lists_the_near_ones() -> None:
     assert lines[-1] == "  next  assay models list"
 
 
-def test_a_name_near_none_lists_all() -> None:
-    with pytest.raises(UsageError, match="known  smollm2-135m, smollm2-135m-f32, smollm2-135m-q4, llama-tiny"):
+def test_a_name_near_none_lists_the_real_ones_and_says_how_tiny_ones_are_called() -> None:
+    with pytest.raises(UsageError) as caught:
         find("zzz")
+    assert str(caught.value).splitlines()[1] == (
+        "  known  smollm2-135m, smollm2-135m-f32, smollm2-135m-q4, and tiny ones such as llama-tiny, llama-q4g64-tiny"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parity.errors import SnapshotError
-from parity.models import fetch, tiny
+from parity.models import fetch, tiny, tiny_catalogue
 from parity.models.catalogue import Entry, GgufSource, entries
 from parity.models.fetch import MARKER, ensure_entry, ensure_snapshot, snapshot_path
 from parity.models.gguf_llama import convert
@@ -199,15 +199,15 @@ def test_killed_just_before_the_rename_nothing_is_read_as_a_snapshot(home: Path)
 def test_two_at_once_make_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     started, waiting = threading.Event(), threading.Event()
     made: list[str] = []
-    write_tiny = tiny.write_tiny
+    write = tiny_catalogue.write
 
     def slow(*args: object, **options: object) -> None:
         made.append("made")
         started.set()
         assert waiting.wait(30)
-        write_tiny(*args, **options)  # type: ignore[arg-type]
+        write(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(tiny, "write_tiny", slow)
+    monkeypatch.setattr(tiny_catalogue, "write", slow)
     said: list[str] = []
 
     def second() -> None:

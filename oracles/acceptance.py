@@ -1,0 +1,64 @@
+"""What a trace must look like before it may become a golden.
+
+Guarantees: an oracle's process is not believed about the shape of its own answer. Rows, ids, pins and switches are checked
+against the case and the registry here, in the parent; nothing that fails becomes a golden.
+"""
+
+import numpy as np
+
+from oracles.registry import Oracle
+from parity.case import Case
+from parity.errors import OracleError
+from parity.provenance import Provenance
+from parity.tensor import FLOATS
+from parity.trace import TOKEN_IDS, Trace, logits_name
+
+LOGIT_DTYPES = FLOATS - {"F64"}
+
+
+def accept(case: Case, trace: Trace, provenance: Provenance, oracle: Oracle) -> None:
+    """Check a trace against its case and the oracle's pins.
+
+    Raises:
+        OracleError: It does not answer the case, or was made with other versions than pinned.
+    """
+    for reason in (_rows(case, trace), _ids(case, trace), _pins(provenance, oracle)):
+        if reason:
+            raise OracleError(
+                f"oracle {oracle.name} {oracle.version} gave no usable trace",
+                case=case.name,
+                reason=reason,
+                next_step="correct the case, or the oracle's runner in oracles/",
+            )
+
+
+def _rows(case: Case, trace: Trace) -> str | None:
+    named = [name for name in trace.tensors if name.startswith("logits/")]
+    if named != [logits_name(step) for step in range(case.num_steps)]:
+        return f"{len(named)} rows of logits for {case.num_steps} steps"
+    first = trace.logits(0)
+    for step in range(case.num_steps):
+        row = trace.logits(step)
+        if row.dtype not in LOGIT_DTYPES or len(row.shape) != 2 or row.shape[0] != 1 or row.shape != first.shape:
+            return f"row {step} is {row.dtype}{list(row.shape)}, row 0 is {first.dtype}{list(first.shape)}"
+        if np.isnan(row.values()).any():
+            return f"row {step} holds NaN"
+    return None
+
+
+def _ids(case: Case, trace: Trace) -> str | None:
+    if TOKEN_IDS not in trace.tensors or len(trace.token_ids) != case.num_steps:
+        return f"not one token id a step ({case.num_steps} steps)"
+    if case.forced_ids is not None and trace.token_ids != case.forced_ids:
+        return f"forced ids were not followed: {trace.token_ids}"
+    vocabulary = trace.logits(0).shape[1]
+    if any(not 0 <= token < vocabulary for token in trace.token_ids):
+        return f"a token id lies outside the {vocabulary} logits of a row"
+    return None
+
+
+def _pins(provenance: Provenance, oracle: Oracle) -> str | None:
+    found = {name: provenance.packages.get(name) for name in oracle.pins}
+    if found != oracle.pins:
+        return f"made with {found}, pinned are {dict(oracle.pins)}"
+    return None

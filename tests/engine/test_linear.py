@@ -1,0 +1,147 @@
+"""Linear layers and embeddings: a packed product has the bits of the dequantised one, and every tensor is used."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from engine.checkpoint import Checkpoint
+from engine.errors import CheckpointError
+from engine.linear import Embedding, Linear, Packed
+from engine.quantization import AFFINE_BITS, AFFINE_GROUPS, Format, Quantization
+
+Check = Callable[..., None]
+Normal = Callable[..., mx.array]
+
+every_format = pytest.mark.parametrize(
+    ("bits", "group_size"), [(bits, group) for bits in AFFINE_BITS for group in AFFINE_GROUPS]
+)
+
+
+def packed(matrix: mx.array, bits: int, group_size: int) -> tuple[Packed, mx.array]:
+    """A matrix packed, and what the packed one stands for."""
+    weight, scales, biases = mx.quantize(matrix, group_size=group_size, bits=bits)
+    form = Format(bits=bits, group_size=group_size)
+    dense = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
+    return Packed(weight=weight, scales=scales, biases=biases, format=form), dense
+
+
+@every_format
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_packed_float32_product_has_the_bits_of_the_dequantised_one(
+    normal: Normal, same_bits: Check, bits: int, group_size: int, rows: int
+) -> None:
+    matrix, dense = packed(normal(bits, (24, 256)), bits, group_size)
+    x = normal(9, (2, rows, 256))
+    same_bits(x @ dense.T, matrix.product(x))
+
+
+@every_format
+def test_embedding_rows_of_a_packed_table_are_the_dequantised_rows(
+    normal: Normal, same_bits: Check, bits: int, group_size: int
+) -> None:
+    table, dense = packed(normal(bits, (16, 256)), bits, group_size)
+    ids = mx.array([[3, 3, 15], [0, 7, 2]])
+    same_bits(dense[ids], Embedding(path="e", weight=table)(ids))
+
+
+def test_a_sixteen_bit_packed_product_differs_from_the_dequantised_one(normal: Normal, other_bits: Check) -> None:
+    matrix, dense = packed(normal(1, (24, 256), mx.bfloat16), 4, 64)
+    x = normal(9, (4, 256), mx.bfloat16)
+    other_bits(x @ dense.T, matrix.product(x))  # it rounds every operation; a shortcut over dense weights would not
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_dense_layer_adds_its_bias_in_one_fused_operation(normal: Normal, same_bits: Check, dtype: mx.Dtype) -> None:
+    weight, bias, x = normal(0, (24, 64), dtype), normal(1, (24,), dtype), normal(2, (2, 3, 64), dtype)
+    same_bits(mx.addmm(bias, x, weight.T), Linear(path="l", weight=weight, bias=bias)(x))
+    same_bits(x @ weight.T, Linear(path="l", weight=weight)(x))
+
+
+def test_the_fused_bias_of_a_sixteen_bit_layer_is_not_an_addition_after_rounding(
+    normal: Normal, other_bits: Check
+) -> None:
+    weight, bias, x = (normal(seed, shape, mx.bfloat16) for seed, shape in ((0, (64, 64)), (1, (64,)), (2, (8, 64))))
+    other_bits(x @ weight.T + bias, Linear(path="l", weight=weight, bias=bias)(x))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_packed_layer_adds_its_bias_after_the_product(normal: Normal, same_bits: Check, dtype: mx.Dtype) -> None:
+    matrix, _ = packed(normal(0, (24, 64), dtype), 4, 32)
+    bias, x = normal(1, (24,), dtype), normal(2, (3, 64), dtype)
+    same_bits(matrix.product(x) + bias, Linear(path="l", weight=matrix, bias=bias)(x))
+
+
+def test_a_tied_head_is_the_product_with_the_table(normal: Normal, same_bits: Check) -> None:
+    table = normal(0, (16, 64))
+    x = normal(1, (1, 3, 64))
+    same_bits(x @ table.T, Embedding(path="e", weight=table).as_head(x))
+    quantised, dense = packed(table, 8, 32)
+    same_bits(x @ dense.T, Embedding(path="e", weight=quantised).as_head(x))
+
+
+def checkpoint(folder: Path, tensors: dict[str, mx.array], entry: object) -> Checkpoint:
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+    quantization = Quantization.from_config({} if entry is None else {"quantization": entry})
+    return Checkpoint.open(folder, dtype=mx.float32, quantization=quantization)
+
+
+def stored(bits: int = 4, group_size: int = 32) -> dict[str, mx.array]:
+    matrix, _ = packed(mx.ones((24, 64)), bits, group_size)
+    return {"l.weight": matrix.weight, "l.scales": matrix.scales, "l.biases": matrix.biases}
+
+
+def test_a_layer_is_packed_exactly_where_the_checkpoint_has_scales(tmp_path: Path) -> None:
+    entry = {"bits": 4, "group_size": 32}
+    source = checkpoint(tmp_path, {**stored(), "d.weight": mx.ones((24, 64)), "d.bias": mx.ones((24,))}, entry)
+    layer = Linear.take(source, "l", inputs=64, outputs=24)
+    assert isinstance(layer.weight, Packed)
+    assert (layer.weight.format, layer.bias) == (Format(bits=4, group_size=32), None)
+    dense = Linear.take(source, "d", inputs=64, outputs=24, bias=True)
+    assert isinstance(dense.weight, mx.array)
+    assert dense.bias is not None
+    source.finish(dropped={})
+
+
+@pytest.mark.parametrize("entry", [None, {"bits": 4, "group_size": 32, "l": False}])
+def test_a_packed_module_that_the_config_does_not_describe_is_refused(tmp_path: Path, entry: object) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Linear.take(checkpoint(tmp_path, stored(), entry), "l", inputs=64, outputs=24)
+    assert str(caught.value) == (
+        "l is packed but config.json does not say how\n"
+        "  found  l.scales\n"
+        "  next   add a quantization entry to config.json, or take the config that belongs to these weights"
+    )
+
+
+@pytest.mark.parametrize(("bits", "group_size", "tensor"), [(8, 32, "l.weight"), (4, 64, "l.scales")])
+def test_a_format_that_is_not_that_of_the_weights_is_refused(
+    tmp_path: Path, bits: int, group_size: int, tensor: str
+) -> None:
+    source = checkpoint(tmp_path, stored(), {"bits": bits, "group_size": group_size})
+    with pytest.raises(CheckpointError, match=f"^tensor {tensor} has the wrong shape\n"):
+        Linear.take(source, "l", inputs=64, outputs=24)
+
+
+@pytest.mark.parametrize("part", ["weight", "biases"])
+def test_a_packed_module_without_one_of_its_tensors_is_refused(tmp_path: Path, part: str) -> None:
+    tensors = stored()
+    del tensors[f"l.{part}"]
+    with pytest.raises(CheckpointError, match=f"^the checkpoint has no tensor l.{part}\n"):
+        Linear.take(checkpoint(tmp_path, tensors, {"bits": 4, "group_size": 32}), "l", inputs=64, outputs=24)
+
+
+def test_a_missing_bias_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^the checkpoint has no tensor l\.bias\n"):
+        Linear.take(checkpoint(tmp_path, {"l.weight": mx.ones((24, 64))}, None), "l", inputs=64, outputs=24, bias=True)
+
+
+def test_a_width_that_no_group_divides_is_refused(tmp_path: Path) -> None:
+    tensors = {
+        "l.weight": mx.zeros((24, 6), dtype=mx.uint32),
+        "l.scales": mx.ones((24, 1)),
+        "l.biases": mx.ones((24, 1)),
+    }
+    with pytest.raises(CheckpointError):
+        Linear.take(checkpoint(tmp_path, tensors, {"bits": 4, "group_size": 32}), "l", inputs=48, outputs=24)

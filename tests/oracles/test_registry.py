@@ -1,0 +1,49 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oracles.registry import REGISTRY, Oracle, find_oracle, load_oracles
+from parity.errors import OracleError, UsageError
+
+NAME = re.compile(r"^([a-z0-9-]+)==(\S+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("oracle", load_oracles().values(), ids=lambda oracle: oracle.name)
+def test_pins_are_what_the_lock_installs(oracle: Oracle) -> None:
+    locked = dict(NAME.findall(oracle.lock.read_text()))
+    assert oracle.pins.items() <= locked.items()
+    assert oracle.pins[oracle.name] == oracle.version
+
+
+@pytest.mark.parametrize("oracle", load_oracles().values(), ids=lambda oracle: oracle.name)
+def test_every_distribution_in_the_lock_has_a_hash_and_no_index_is_named(oracle: Oracle) -> None:
+    text = oracle.lock.read_text()
+    entries = re.split(r"\n(?=[a-z0-9-]+==)", text[text.index("==") :])
+    assert all("--hash=sha256:" in entry for entry in entries)
+    assert "://" not in text
+    assert "--index" not in text
+
+
+def test_an_unknown_oracle_lists_the_near_ones() -> None:
+    with pytest.raises(UsageError) as unknown:
+        find_oracle("mlxlm")
+    assert str(unknown.value) == "unknown oracle 'mlxlm'\n  near  mlx-lm\n  next  assay oracles list"
+
+
+def test_a_table_with_a_key_missing_is_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "registry.toml"
+    broken.write_text(REGISTRY.read_text().replace("entry =", "entrance ="))
+    with pytest.raises(OracleError, match="oracle 'mlx-lm' is not described as an oracle must be"):
+        load_oracles(broken)
+
+
+def test_the_lock_digest_follows_the_lock(oracle: Oracle) -> None:
+    before = oracle.lock_digest
+    oracle.lock.write_text(oracle.lock.read_text() + "# changed\n")
+    assert oracle.lock_digest != before
+
+
+def test_the_source_digest_covers_the_entry_package(oracle: Oracle) -> None:
+    assert replace(oracle, entry="oracles.mlx_lm.run").source_digest != oracle.source_digest

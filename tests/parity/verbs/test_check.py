@@ -1,0 +1,167 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from parity import gate
+from parity.case import Case
+from parity.cli import main
+from parity.golden import Golden
+from parity.matrix import Place
+from parity.provenance import Provenance
+from parity.snapshot import Snapshot
+from parity.tensor import Tensor
+from parity.trace import Trace
+from parity.verbs import check
+
+PLATFORM = "linux-x86_64-cpu"
+NAMES = ("toy/f32/fp/greedy/p1-whole", "toy/f32/fp/greedy/p2-whole")
+KEYS = {
+    "case", "status", "model_type", "kv", "sampler", "dtype", "tier", "oracle", "num_steps", "first_step", "earliest", "cause",
+}  # fmt: skip
+
+
+class FakeEngine:
+    """Answers from a table."""
+
+    name = "fake"
+
+    def __init__(self, traces: dict[str, Trace], provenance: Provenance) -> None:
+        self.traces = traces
+        self._provenance = provenance
+
+    def run(self, case: Case, snapshot: Snapshot) -> Trace:
+        del snapshot
+        return self.traces[case.name]
+
+    def provenance(self) -> Provenance:
+        return self._provenance
+
+
+@pytest.fixture
+def traces(  # noqa: PLR0917 - fixtures
+    make_case: Callable[..., Case],
+    make_trace: Callable[..., Trace],
+    make_snapshot: Callable[..., Snapshot],
+    make_golden: Callable[..., Golden],
+    make_provenance: Callable[..., Provenance],
+    saved: Callable[[Golden], Path],
+    goldens: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> dict[str, Trace]:
+    """What the engine will answer; a test may change it. Goldens of both cases are on disk."""
+    cases = [make_case(name) for name in NAMES]
+    made = {case.name: make_trace(case) for case in cases}
+    for case in cases:
+        saved(make_golden(case, made[case.name], make_snapshot()))
+    engine = FakeEngine(made, make_provenance())
+    placed = tuple((case, Place(file="toy.toml", line=7)) for case in cases)
+    monkeypatch.setattr(check, "placed_cases", lambda: placed)
+    monkeypatch.setattr(check, "engine_runner", lambda: engine)
+    monkeypatch.setattr(check, "find_snapshot", make_snapshot)
+    monkeypatch.setattr(check, "check", partial(gate.check, root=goldens, platform=PLATFORM))
+    return made
+
+
+@pytest.fixture
+def wrong(traces: dict[str, Trace], flip: Callable[..., Tensor]) -> None:
+    """One bit of one logit of the second case is off."""
+    trace = traces[NAMES[1]]
+    traces[NAMES[1]] = replace(trace, tensors={**trace.tensors, "logits/1": flip(trace.tensors["logits/1"], 4)})
+
+
+def run(*line: str) -> int:
+    return main(["check", "--jobs", "1", *line])
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_right_engine_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1] == "2 cases: 2 IDENTICAL"
+    assert told.err.splitlines() == [f"1 of 2  IDENTICAL  {NAMES[0]}", f"2 of 2  IDENTICAL  {NAMES[1]}"]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_a_wrong_engine_exits_with_1_and_says_where(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 1
+
+    out = capsys.readouterr().out
+    assert f"DIFFERENT  logits of {NAMES[1]} are not bit-identical to mlx-lm 0.32.2" in out
+    assert out.splitlines()[-1] == "2 cases: 1 IDENTICAL, 1 DIFFERENT"
+
+
+@pytest.mark.usefixtures("wrong")
+def test_json_has_exactly_the_promised_keys_and_nothing_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json") == 1
+
+    described = json.loads(capsys.readouterr().out)
+    assert set(described) == {"counts", "cases"}
+    assert described["counts"] == {"IDENTICAL": 1, "DIFFERENT": 1}
+    assert [set(row) for row in described["cases"]] == [KEYS, KEYS]
+    assert [(row["case"], row["status"], row["first_step"]) for row in described["cases"]] == [
+        (NAMES[0], "IDENTICAL", None),
+        (NAMES[1], "DIFFERENT", 1),
+    ]
+
+
+@pytest.mark.usefixtures("wrong")
+def test_a_pattern_narrows_the_gate() -> None:
+    assert run("*/p1-*") == 0
+    assert run(NAMES[1]) == 1
+
+
+@pytest.mark.usefixtures("traces")
+def test_an_empty_selection_is_no_green_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("nothing/*") == 2
+
+    assert capsys.readouterr().err.startswith("no case matches 'nothing/*'")
+
+
+@pytest.mark.usefixtures("traces")
+def test_a_platform_without_goldens_exits_with_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: Any, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(check, "check", partial(gate.check, root=tmp_path / "none", platform=PLATFORM))
+
+    assert run() == 2
+    assert "make parity, which records them first, or assay record" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wrong")
+def test_junit_is_written_and_the_folder_must_exist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--junit", str(tmp_path / "report.xml")) == 1
+    assert ET.parse(tmp_path / "report.xml").getroot().get("failures") == "1"  # noqa: S314 - our own output
+
+    capsys.readouterr()
+    assert run("--junit", str(tmp_path / "gone" / "report.xml")) == 2
+    assert run("--junit", str(tmp_path)) == 2
+    assert "the JUnit report cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("wrong")
+def test_github_annotations_point_at_the_matrix_and_stay_out_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    told = f"::error file=parity/cases/toy.toml,line=7,title=DIFFERENT {NAMES[1]}::logits of"
+    assert run("--github") == 1
+    assert told in capsys.readouterr().out
+
+    assert run("--github", "--json") == 1
+    captured = capsys.readouterr()
+    json.loads(captured.out)
+    assert told in captured.err
+
+
+def test_traces_are_kept_for_diff(traces: dict[str, Trace], tmp_path: Path) -> None:
+    assert run("--traces", str(tmp_path / "t")) == 0
+
+    assert Trace.load(tmp_path / "t" / NAMES[0]) == traces[NAMES[0]]
+
+
+def test_the_engine_is_the_default_runner() -> None:
+    assert check.engine_runner().name == "engine"

@@ -1,0 +1,68 @@
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Never
+
+import pytest
+
+from oracles.registry import Oracle, find_oracle
+from parity.errors import OracleError, UsageError
+from parity.verbs import oracles
+
+
+def run(*arguments: str, as_json: bool = False) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    oracles.add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args([*(["--json"] if as_json else []), "oracles", *arguments])
+    return args.run(args)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
+
+
+def test_list_names_version_state_and_pins(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list") == 0
+    out = capsys.readouterr().out
+    pins = " ".join(f"{name}=={version}" for name, version in find_oracle("mlx-lm").pins.items())
+    assert out == f"mlx-lm 0.32.2  not built  {pins}\n"
+
+
+def test_list_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("list", as_json=True) == 0
+    (row,) = json.loads(capsys.readouterr().out)["oracles"]
+    assert set(row) == {"name", "version", "pins", "ready", "environment", "believed_for"}
+    assert (row["name"], row["ready"], row["pins"]["mlx"]) == ("mlx-lm", False, "0.32.4")
+
+
+def test_sync_builds_what_is_named_and_tells_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def build(oracle: Oracle, *, on_line: Any) -> None:
+        built.append(oracle.name)
+        on_line("building")
+
+    monkeypatch.setattr(oracles, "ensure_environment", build)
+    assert run("sync", "mlx-lm") == 0
+    said = capsys.readouterr()
+    assert built == ["mlx-lm"]
+    assert said.err == "building\n"
+    assert said.out.startswith("mlx-lm 0.32.2")
+
+
+def test_sync_of_an_unknown_oracle_names_the_near_ones() -> None:
+    with pytest.raises(UsageError, match="unknown oracle 'mlx_lm'"):
+        run("sync", "mlx_lm")
+
+
+def test_a_build_that_fails_reaches_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: Any, **_options: Any) -> Never:
+        raise OracleError("could not be built", next_step="try again")
+
+    monkeypatch.setattr(oracles, "ensure_environment", fail)
+    with pytest.raises(OracleError, match="could not be built"):
+        run("sync")
