@@ -1,20 +1,14 @@
 """Scaled dot-product attention over plain or packed keys and values, grouped heads included."""
 
-from typing import Literal
-
 import mlx.core as mx
 
 from engine.cache.protocol import Heads, PackedHeads
-
-Mask = Literal["causal"] | mx.array | None
-
-
-def causal_mask(L: int) -> Mask:
-    """The mask of L new positions after any number of old ones: none for a single one, else `causal`."""
-    return None if L == 1 else "causal"
+from engine.mask import Mask, causal_matrix
 
 
-def attend(q_BHLE: mx.array, keys: Heads, values: Heads, *, scale: float, mask: Mask) -> mx.array:
+def attend(
+    q_BHLE: mx.array, keys: Heads, values: Heads, *, scale: float, mask: Mask, sinks_H: mx.array | None = None
+) -> mx.array:
     """softmax(scale * q k^T + mask) v.
 
     Args:
@@ -23,6 +17,7 @@ def attend(q_BHLE: mx.array, keys: Heads, values: Heads, *, scale: float, mask: 
         values: [B, K, T, E], or packed as the keys are.
         scale: Factor on the scores.
         mask: None, `causal` (the L queries are the last of the T positions), or boolean [.., L, T], True = may attend.
+        sinks_H: One logit a query head that takes part in the softmax and carries no value; plain keys only.
 
     Returns:
         [B, H, L, E] in q's dtype.
@@ -32,10 +27,12 @@ def attend(q_BHLE: mx.array, keys: Heads, values: Heads, *, scale: float, mask: 
     Source: spec/cpu.md section 1, spec/kv.md section 3.
     """
     if isinstance(keys, PackedHeads) and isinstance(values, PackedHeads):
+        if sinks_H is not None:
+            raise TypeError("attention sinks need plain keys and values")
         return _attend_packed(q_BHLE, keys, values, scale=scale, mask=mask)
     if isinstance(keys, PackedHeads) or isinstance(values, PackedHeads):
         raise TypeError("keys and values must both be packed, or neither")
-    return mx.fast.scaled_dot_product_attention(q_BHLE, keys, values, scale=scale, mask=mask)
+    return mx.fast.scaled_dot_product_attention(q_BHLE, keys, values, scale=scale, mask=mask, sinks=sinks_H)
 
 
 def _attend_packed(q_BHLE: mx.array, keys: PackedHeads, values: PackedHeads, *, scale: float, mask: Mask) -> mx.array:
@@ -44,12 +41,12 @@ def _attend_packed(q_BHLE: mx.array, keys: PackedHeads, values: PackedHeads, *, 
     scaled = (q_BHLE * scale).reshape(B, K, H // K, L, E)
     scores_BKGLT = _packed_product(scaled, keys, transpose=True)
     if mask is not None:
-        allowed = _causal_matrix(L, T) if isinstance(mask, str) else mask
+        allowed = causal_matrix(L, before=T - L) if isinstance(mask, str) else mask
         if allowed.ndim > 3:
             allowed = mx.expand_dims(allowed, 2)  # [B, H or 1, L, T]: an axis for the heads of a group
         scores_BKGLT = mx.where(allowed, scores_BKGLT, mx.finfo(scores_BKGLT.dtype).min)
     weights_BKGLT = mx.softmax(scores_BKGLT, axis=-1, precise=True)
-    return _packed_product(weights_BKGLT, values, transpose=False).reshape(B, H, L, E)
+    return _packed_product(weights_BKGLT, values, transpose=False).reshape(B, H, L, -1)
 
 
 def _packed_product(x_BKGLN: mx.array, heads: PackedHeads, *, transpose: bool) -> mx.array:
@@ -58,8 +55,3 @@ def _packed_product(x_BKGLN: mx.array, heads: PackedHeads, *, transpose: bool) -
     return mx.quantized_matmul(
         x_BKGLN, weight, scales, biases, transpose=transpose, group_size=heads.group_size, bits=heads.bits
     )
-
-
-def _causal_matrix(L: int, T: int) -> mx.array:
-    """Boolean [L, T]: query i sits at position T - L + i and sees every position up to its own."""
-    return mx.arange(T - L, T)[:, None] >= mx.arange(T)[None]

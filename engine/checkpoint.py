@@ -8,7 +8,7 @@ integers are not. Arrays are lazy: nothing is read before it is evaluated.
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -61,6 +61,39 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         """Whether the tensor is there and not yet taken."""
         return name in self._tensors
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tensors that are there and not yet taken, sorted."""
+        return tuple(sorted(self._tensors))
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor as stored; None where it is not there."""
+        return self._tensors[name].shape if name in self._tensors else None
+
+    def replace(self, old: Sequence[str], new: Sequence[str], how: Callable[..., Sequence[mx.array]]) -> None:
+        """Put tensors made of stored ones in their place: a step from the hub's layout to the one that a family reads.
+
+        Args:
+            old: Names that go, each of a tensor not yet taken.
+            new: Names that come.
+            how: From the old arrays, as stored and in the order of `old`, to the new ones in the order of `new`. Nothing is
+                cast yet: what it computes is rounded to the dtype of the file, as when a snapshot is converted.
+
+        Raises:
+            CheckpointError: An old one is missing, or a new one is there already.
+        """
+        missing = [name for name in old if name not in self._tensors]
+        twice = [name for name in new if name in self._tensors and name not in old]
+        if missing or twice:
+            raise CheckpointError(
+                "the checkpoint mixes two layouts",
+                missing=", ".join(missing[:3]) or "nothing",
+                there_already=", ".join(twice[:3]) or "nothing",
+                next_step="take a snapshot as the hub has it, or one that is converted throughout",
+            )
+        made = how(*(self._tensors.pop(name) for name in old))
+        self._tensors |= dict(zip(new, made, strict=True))
 
     def take(self, name: str, shape: tuple[int, ...], *, stored: mx.Dtype | None = None) -> mx.array:
         """Hand out a tensor for good.

@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.cache.convert import KVMode, check_kv_mode, converted
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import Cache
 from engine.errors import RequestError
 from engine.model import CausalModel
 
@@ -56,7 +56,7 @@ class Step:
     index: int
     logits_BV: mx.array
     token_id: int
-    caches: tuple[KVCache, ...]
+    caches: tuple[Cache, ...]
 
 
 def greedy(logits_BV: mx.array, index: int) -> int:
@@ -93,7 +93,7 @@ def steps(
     pick: Picker = greedy,
     feed: Feed | None = None,
     kv: KVMode | None = None,
-    caches: Sequence[KVCache] | None = None,
+    caches: Sequence[Cache] | None = None,
 ) -> Iterator[Step]:
     """Run a sequence.
 
@@ -126,9 +126,9 @@ def _steps(
     pick: Picker,
     feed: Feed,
     kv: KVMode,
-    caches: Sequence[KVCache] | None,
+    caches: Sequence[Cache] | None,
 ) -> Iterator[Step]:
-    held: tuple[KVCache, ...] = model.make_caches() if caches is None else tuple(caches)
+    held: tuple[Cache, ...] = model.make_caches() if caches is None else tuple(caches)
     *first, last = feed.cut(prompt_ids)
     for piece in first:
         _, held = model.hidden(mx.array([piece]), held)
@@ -165,7 +165,7 @@ def _check_request(model: CausalModel, prompt_ids: Sequence[int], feed: Feed, kv
         raise RequestError(
             "a piece of the prompt needs at least one token", piece=feed.piece, next_step="use 1 or more"
         )
-    check_kv_mode(kv, head_width=model.head_width)
+    check_kv_mode(kv, model.make_caches(), head_width=model.head_width, no_packed_kv=model.no_packed_kv)
 
 
 def _check_ids(model: CausalModel, ids: Sequence[int], subject: str) -> None:

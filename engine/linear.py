@@ -5,6 +5,7 @@ decided here and must be the oracle's. A dense layer with a bias is one fused ad
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -60,18 +61,26 @@ class Packed:
         )
 
 
+class FastWeight(Protocol):
+    """A matrix [out, in] that brings a product of its own, bit-identical to mlx's; see `engine.kernels`."""
+
+    def product(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
+        """x @ W.T + bias for x [..., in]; result [..., out]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Linear:
     """y = x W^T + b.
 
     Attributes:
         path: Module path in the checkpoint.
-        weight: Dense [out, in], or packed.
+        weight: Dense [out, in], or packed, or with a product of its own.
         bias: [out], or None.
     """
 
     path: str
-    weight: mx.array | Packed
+    weight: mx.array | Packed | FastWeight
     bias: mx.array | None = None
 
     @classmethod
@@ -88,8 +97,10 @@ class Linear:
         if isinstance(self.weight, Packed):
             y = self.weight.product(x)
             y = y if self.bias is None else y + self.bias
-        else:
+        elif isinstance(self.weight, mx.array):
             y = x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
+        else:
+            y = self.weight.product(x, self.bias)
         return tap(self.path, y)
 
 
@@ -100,10 +111,12 @@ class Embedding:
     Attributes:
         path: Module path in the checkpoint.
         weight: Dense [V, D], or packed.
+        head: The same matrix with a product of its own, or None.
     """
 
     path: str
     weight: mx.array | Packed
+    head: FastWeight | None = None
 
     @classmethod
     def take(cls, checkpoint: Checkpoint, path: str, *, vocabulary: int, width: int) -> "Embedding":
@@ -117,6 +130,8 @@ class Embedding:
 
     def as_head(self, x_BLD: mx.array) -> mx.array:
         """Logits [B, L, V] of hidden states, for models whose head is tied to the embedding."""
+        if self.head is not None:
+            return self.head.product(x_BLD)
         return self.weight.product(x_BLD) if isinstance(self.weight, Packed) else x_BLD @ self.weight.T
 
 

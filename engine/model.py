@@ -6,7 +6,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import Cache
 from engine.checkpoint import Checkpoint
 from engine.config import load_json
 from engine.dtype import DTYPES, DTypeName
@@ -27,11 +27,16 @@ class CausalModel(Protocol):
         """Elements of a key or value head."""
         ...
 
-    def make_caches(self) -> tuple[KVCache, ...]:
+    @property
+    def no_packed_kv(self) -> str | None:
+        """Why keys and values cannot be packed in this family; None where they can."""
+        ...
+
+    def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches for a new sequence."""
         ...
 
-    def hidden(self, ids_BL: mx.array, caches: Sequence[KVCache]) -> tuple[mx.array, tuple[KVCache, ...]]:
+    def hidden(self, ids_BL: mx.array, caches: Sequence[Cache]) -> tuple[mx.array, tuple[Cache, ...]]:
         """Hidden states [B, L, D] after the final norm, and the longer caches."""
         ...
 

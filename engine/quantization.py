@@ -13,6 +13,10 @@ from engine.errors import ConfigError
 AFFINE_BITS: Final = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS: Final = (32, 64, 128)
 FLOATING: Final[Mapping[str, tuple[int, int]]] = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # bits, group
+HUB_METHODS: Final = ("mxfp4",)  # values of `quant_method`, the hub's own word for a format that mlx has too
+HUB_KEYS: Final = frozenset({"quant_method", "modules_to_not_convert"})  # the checkpoint's scales say what is packed
+TILES: Final[Mapping[str, object]] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+TILE_KEYS: Final = frozenset({*TILES, "activation_scheme", "scale_fmt"})  # the last two: rounding of activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,12 @@ class Quantization:
         entry = raw.get("quantization", raw.get("quantization_config"))
         if entry is None:
             return cls()
+        if isinstance(entry, dict) and entry.get("quant_method") in HUB_METHODS and entry.keys() <= HUB_KEYS:
+            method = entry["quant_method"]
+            bits, group_size = FLOATING[method]
+            return cls(default=Format(bits=bits, group_size=group_size, mode=method))
+        if isinstance(entry, dict) and entry.keys() <= TILE_KEYS and TILES.items() <= entry.items():
+            return cls()  # engine.block_float8 unpacks these weights before anything is read
         if not isinstance(entry, dict) or not {"bits", "group_size"} <= entry.keys():
             raise ConfigError(
                 "the quantization entry of config.json is malformed",

@@ -1,9 +1,11 @@
-"""Rotary position embedding: default, linear, llama3 and yarn scaling.
+"""Rotary position embedding: default, linear, llama3, yarn, longrope and proportional scaling.
 
 Guarantees: frequencies are computed by mlx in float32 on the default device, because a float64 computation on the host
-ends one ULP off for some of them. A scaling entry is used in full or refused; none is parsed and ignored.
+ends one ULP off for some of them. A scaling entry is used in full or refused; none is parsed and ignored, but for the
+short factors of longrope, as said at `longrope_periods`.
 
-Source: Su et al. 2021; spec/models.md section 8 (formulas of the scaled forms); Peng et al. 2023 (yarn).
+Source: Su et al. 2021; spec/models.md section 8 (formulas of the scaled forms); Peng et al. 2023 (yarn); Ding et al. 2024
+(longrope).
 """
 
 import math
@@ -24,9 +26,21 @@ KEYS: Final[Mapping[str, tuple[frozenset[str], frozenset[str]]]] = {  # scaling 
     ),
     "yarn": (
         frozenset({"factor"}),
-        frozenset({"original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
+        frozenset(
+            {
+                "original_max_position_embeddings",
+                "beta_fast",
+                "beta_slow",
+                "mscale",
+                "mscale_all_dim",
+                "attention_factor",
+            }
+        ),
     ),
+    "longrope": (frozenset({"long_factor", "original_max_position_embeddings"}), frozenset({"short_factor"})),
+    "proportional": (frozenset(), frozenset({"partial_rotary_factor", "factor"})),
 }
+PER_PAIR: Final = frozenset({"long_factor", "short_factor"})  # keys that hold one number a pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +53,7 @@ class Rope:
         base: The base of the geometric series of periods, where `periods` is None.
         scale: Factor on positions.
         periods: Positions a radian for each pair, float32 [width / 2], where scaling bends the series.
-        gain: Factor on the rotated elements before rotation (yarn's attention temperature).
+        gain: Factor on the rotated elements before rotation (the attention temperature of yarn and longrope).
     """
 
     width: int
@@ -69,7 +83,14 @@ class Rope:
         )
 
 
-def make_rope(width: int, *, base: float, traditional: bool = False, scaling: Mapping[str, Any] | None = None) -> Rope:
+def make_rope(
+    width: int,
+    *,
+    base: float,
+    traditional: bool = False,
+    scaling: Mapping[str, Any] | None = None,
+    max_positions: int | None = None,
+) -> Rope:
     """Build the rotation that a config describes.
 
     Args:
@@ -77,16 +98,29 @@ def make_rope(width: int, *, base: float, traditional: bool = False, scaling: Ma
         base: `rope_theta`.
         traditional: Neighbouring pairs.
         scaling: `rope_scaling`, or None.
+        max_positions: `max_position_embeddings`, on which the gain of longrope depends.
 
     Raises:
-        ConfigError: The form is unknown, lacks a key or has one that it does not know.
+        ConfigError: The form is unknown, lacks a key or has one that it does not know, or its numbers do not fit together.
     """
     form, scaling = _read_scaling(scaling or {})
     if form == "linear":
         return Rope(width=width, traditional=traditional, base=base, scale=1 / scaling["factor"])
     if form == "llama3":
         return Rope(width=width, traditional=traditional, periods=llama3_periods(width, base=base, scaling=scaling))
+    if form == "longrope":
+        _check_longrope(width, scaling, traditional=traditional, max_positions=max_positions)
+        return Rope(
+            width=width,
+            periods=longrope_periods(width, base=base, scaling=scaling),
+            gain=longrope_gain(scaling, max_positions=max_positions or 0),
+        )
+    if form == "proportional":
+        return Rope(
+            width=width, traditional=traditional, periods=proportional_periods(width, base=base, scaling=scaling)
+        )
     if form == "yarn":
+        _check_attention_factor(scaling)
         return Rope(
             width=width,
             traditional=traditional,
@@ -136,6 +170,31 @@ def yarn_periods(width: int, *, base: float, scaling: Mapping[str, Any]) -> mx.a
     return periods
 
 
+def proportional_periods(width: int, *, base: float, scaling: Mapping[str, Any]) -> mx.array:
+    """The default series for the first pairs, slowed by `factor`; infinity, which is no turning, for the others.
+
+    Args:
+        width: Elements of a head; pairs are formed over all of them, whether they turn or not.
+        base: `rope_theta`.
+        scaling: `partial_rotary_factor`, the part of the pairs that turns (all by default), and `factor` (1 by default).
+
+    Returns:
+        float32 [width / 2].
+
+    Raises:
+        ConfigError: More pairs are to turn than there are.
+    """
+    turning = int(width * scaling.get("partial_rotary_factor", 1.0))
+    if turning > width:
+        raise ConfigError(
+            "rope scaling 'proportional' turns more than the whole head",
+            partial_rotary_factor=scaling["partial_rotary_factor"],
+            next_step="mend rope_scaling in config.json",
+        )
+    turning_periods = scaling.get("factor", 1.0) * base ** (mx.arange(0, turning, 2, dtype=mx.float32) / width)
+    return mx.concatenate([turning_periods, mx.full(((width - turning) // 2,), mx.inf)])
+
+
 def yarn_gain(scaling: Mapping[str, Any]) -> float:
     """Factor on queries and on keys: temperature(mscale) / temperature(mscale_all_dim)."""
     factor = scaling["factor"]
@@ -144,6 +203,49 @@ def yarn_gain(scaling: Mapping[str, Any]) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     return temperature(scaling.get("mscale", 1)) / temperature(scaling.get("mscale_all_dim", 0))
+
+
+def longrope_periods(width: int, *, base: float, scaling: Mapping[str, Any]) -> mx.array:
+    """Every pair slowed by its own long factor, whatever the length of the text; float32 [width / 2].
+
+    The short factors, meant for texts within the original context, are not used: the oracle never does.
+    """
+    factors: mx.array = mx.array(scaling["long_factor"], dtype=mx.float32)
+    return factors * default_periods(width, base=base)
+
+
+def longrope_gain(scaling: Mapping[str, Any], *, max_positions: int) -> float:
+    """Factor on queries and on keys: sqrt(1 + ln(stretch) / ln(original context)), 1 where nothing is stretched."""
+    context = scaling["original_max_position_embeddings"]
+    stretch = max_positions / context
+    return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(context))
+
+
+def _check_longrope(width: int, scaling: Mapping[str, Any], *, traditional: bool, max_positions: int | None) -> None:
+    wrong = {key: len(scaling[key]) for key in sorted(PER_PAIR & scaling.keys()) if len(scaling[key]) != width // 2}
+    if wrong or traditional or not max_positions or scaling["original_max_position_embeddings"] <= 1:
+        raise ConfigError(
+            "rope scaling 'longrope' does not fit the model",
+            **wrong,
+            pairs=width // 2,
+            traditional=traditional,
+            max_position_embeddings=max_positions,
+            original_max_position_embeddings=scaling["original_max_position_embeddings"],
+            expected="a factor a pair, pairs of halves, max_position_embeddings, and an original context above 1",
+            next_step="mend rope_scaling in config.json",
+        )
+
+
+def _check_attention_factor(scaling: Mapping[str, Any]) -> None:
+    """A snapshot may state the gain; it must be the one that the other keys give."""
+    stated = scaling.get("attention_factor")
+    if stated is not None and not math.isclose(stated, yarn_gain(scaling)):
+        raise ConfigError(
+            "rope scaling 'yarn' states an attention factor that its other keys do not give",
+            attention_factor=stated,
+            computed=yarn_gain(scaling),
+            next_step="mend rope_scaling in config.json",
+        )
 
 
 def _read_scaling(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -179,16 +281,17 @@ def _check_keys(form: str, scaling: Mapping[str, Any]) -> None:
             next_step="mend rope_scaling in config.json",
         )
     for key, value in scaling.items():
-        zero_is_fine = key == "mscale_all_dim"
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value < 0
-            or (value == 0 and not zero_is_fine)
-        ):
+        numbers = value if key in PER_PAIR and isinstance(value, list | tuple) else [None if key in PER_PAIR else value]
+        if not all(_is_positive(number, or_zero=key == "mscale_all_dim") for number in numbers):
             raise ConfigError(
                 f"rope scaling {form!r} has a value that is no positive number",
                 key=key,
                 value=value,
                 next_step="mend rope_scaling in config.json",
             )
+
+
+def _is_positive(value: object, *, or_zero: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value > 0 or (value == 0 and or_zero)

@@ -1,11 +1,15 @@
 """An oracle's own environment: a virtual environment built from its lock file, every file checked against its hash.
 
+Wheels alone are installed, but for the distributions that the registry lists under `from_source`: those are built here with the
+CMake arguments that stand there. The source is checked against its hash; the tools of the build (CMake, the compiler) are not.
+
 Guarantees: an environment is used only when its build ran to the end and its pinned distributions have the pinned versions
 now; anything else in its place is removed and built again. Two builds of one environment are kept apart by a lock. The
 folder's name carries the oracle's version, the lock file's digest and Python's version, so a changed lock is another folder.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +29,8 @@ LAST_LINES: Final = 12
 _ASK_VERSIONS: Final = (
     "import json, sys; from importlib.metadata import distributions; "
     "wanted = set(json.loads(sys.argv[1])); "
-    "print(json.dumps({d.name: d.version for d in distributions() if d.name in wanted}))"
+    "found = {d.name.lower().replace('_', '-'): d.version for d in distributions()}; "  # some wheels write _ in their name
+    "print(json.dumps({name: found[name] for name in wanted & found.keys()}))"
 )
 
 
@@ -38,7 +43,12 @@ def environment_folder(oracle: Oracle) -> Path:
 def is_ready(oracle: Oracle) -> bool:
     """Whether the environment is complete and its pins hold."""
     folder = environment_folder(oracle)
-    return (folder / COMPLETE).is_file() and installed_versions(oracle, folder) == oracle.pins
+    try:
+        complete = json.loads((folder / COMPLETE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return False
+    built_alike = complete.get("from_source", {}) == oracle.from_source
+    return built_alike and installed_versions(oracle, folder) == oracle.pins
 
 
 def ensure_environment(oracle: Oracle, *, on_line: Callable[[str], None] | None = None) -> Path:
@@ -98,7 +108,8 @@ def _build(oracle: Oracle, folder: Path) -> None:
     """Make the environment; the mark of completeness is written last."""
     _step(oracle, [sys.executable, "-m", "venv", str(folder)])
     pip = [str(python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet"]
-    _step(oracle, [*pip, "--require-hashes", "--only-binary", ":all:", "-r", str(oracle.lock)])
+    source = [option for name in oracle.from_source for option in ("--no-binary", name)]
+    _step(oracle, [*pip, "--require-hashes", "--only-binary", ":all:", *source, "-r", str(oracle.lock)])
     found = installed_versions(oracle, folder)
     if found != oracle.pins:
         raise OracleError(
@@ -107,12 +118,18 @@ def _build(oracle: Oracle, folder: Path) -> None:
             found=_lay_out(found) or "nothing",
             next_step=f"compile {oracle.lock.name} again from requirements.in (oracles/README.md)",
         )
-    write_atomically(folder / COMPLETE, json.dumps({"lock": oracle.lock_digest, "pins": found}).encode() + b"\n")
+    complete = {"lock": oracle.lock_digest, "pins": found}
+    if oracle.from_source:
+        complete["from_source"] = dict(oracle.from_source)
+    write_atomically(folder / COMPLETE, json.dumps(complete).encode() + b"\n")
 
 
 def _step(oracle: Oracle, command: list[str]) -> None:
+    environment = {**os.environ, "CMAKE_ARGS": " ".join(oracle.from_source.values())} if oracle.from_source else None
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=environment
+        )
     except OSError as error:
         raise _failed(oracle, command, str(error)) from error
     if done.returncode != 0:

@@ -23,7 +23,7 @@ from parity import row_store
 from parity.case import Case
 from parity.errors import AssayError, OracleError
 from parity.golden import GOLDENS, Golden, golden_path
-from parity.snapshot import Snapshot
+from parity.snapshot import NO_MODEL, Snapshot
 
 Status = Literal["new", "unchanged", "changed", "refused", "failed"]
 Place = dict[str, Path]
@@ -115,7 +115,8 @@ def record(
     with recording_lock(journal.folder):
         oracles = {name: workshop.oracle_of(name) for name in dict.fromkeys(case.oracle for case in cases)}
         sweep_partial(oracles.values(), into or root)
-        snapshots = {name: workshop.snapshot_of(name) for name in dict.fromkeys(case.snapshot for case in cases)}
+        named = dict.fromkeys(case.snapshot for case in cases)
+        snapshots = {name: NO_MODEL if name == NO_MODEL.name else workshop.snapshot_of(name) for name in named}
         places = _places(cases, snapshots, oracles, journal)
         if fresh:
             journal.forget(places.values())

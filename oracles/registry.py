@@ -9,7 +9,7 @@ import hashlib
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -30,6 +30,8 @@ class Oracle:
         lock: File with every distribution of the environment and its hashes.
         pins: Distribution to version on this platform; bits depend on these.
         believed_for: What its goldens prove.
+        from_source: Distributions that have no wheel, each with the CMake arguments of its build. An oracle with any is on
+            demand: nothing builds its environment unless it is named.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Oracle:
     lock: Path
     pins: Mapping[str, str]
     believed_for: str
+    from_source: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def lock_digest(self) -> str:
@@ -62,7 +65,13 @@ class Oracle:
             OracleError: A key is missing, unknown or of the wrong kind.
         """
         wanted = {"version", "entry", "lock", "pins", "believed_for"}
-        if set(raw) != wanted or not isinstance(raw["pins"], dict) or "all" not in raw["pins"]:
+        from_source = raw.get("from_source", {})
+        if (
+            set(raw) - {"from_source"} != wanted
+            or not isinstance(from_source, dict)
+            or not isinstance(raw["pins"], dict)
+            or "all" not in raw["pins"]
+        ):
             raise OracleError(
                 f"oracle {name!r} is not described as an oracle must be",
                 keys=", ".join(sorted(raw)) or "none",
@@ -76,13 +85,20 @@ class Oracle:
             lock=folder / raw["lock"],
             pins={**raw["pins"]["all"], **raw["pins"].get(sys.platform, {})},
             believed_for=raw["believed_for"],
+            from_source=from_source,
         )
 
 
-def load_oracles(registry: Path = REGISTRY) -> dict[str, Oracle]:
-    """All oracles, by name, in the registry's order."""
+def load_oracles(registry: Path = REGISTRY, *, on_demand: bool = False) -> dict[str, Oracle]:
+    """The oracles by name, in the registry's order.
+
+    Args:
+        registry: The table.
+        on_demand: Also those that are built from source, and so only where they are named.
+    """
     tables = tomllib.loads(registry.read_text(encoding="utf-8"))
-    return {name: Oracle.from_toml(name, raw, registry.parent) for name, raw in tables.items()}
+    oracles = {name: Oracle.from_toml(name, raw, registry.parent) for name, raw in tables.items()}
+    return {name: oracle for name, oracle in oracles.items() if on_demand or not oracle.from_source}
 
 
 def find_oracle(name: str, registry: Path = REGISTRY) -> Oracle:
@@ -91,7 +107,7 @@ def find_oracle(name: str, registry: Path = REGISTRY) -> Oracle:
     Raises:
         UsageError: There is none; the message lists the near names.
     """
-    oracles = load_oracles(registry)
+    oracles = load_oracles(registry, on_demand=True)
     if name not in oracles:
         near = difflib.get_close_matches(name, oracles, n=3, cutoff=0.4) or list(oracles)
         raise UsageError(f"unknown oracle {name!r}", near=", ".join(near), next_step="assay oracles list")

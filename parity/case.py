@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self, get_args
 
 from parity.errors import CaseError
+from parity.sampling import Sampling
 
 DType = Literal["f32", "bf16", "f16"]
 FeedMode = Literal["whole", "chunked", "tail-split"]
@@ -109,6 +110,8 @@ class Case:
         tier: L1, L2 or L3 (design: tiers).
         oracle: Name in `oracles/registry.toml`.
         record: Shell globs over module paths whose outputs are recorded at every step, last position only.
+        full_rows: The golden commits its rows in full however long they are, for others to draw from.
+        sampling: Of a sampler case: `num_steps` draws from a few rows, which are rounded to `dtype`; `sampler` names it.
     """
 
     name: str
@@ -123,6 +126,8 @@ class Case:
     tier: Tier = "L1"
     oracle: str = "mlx-lm"
     record: tuple[str, ...] = ()
+    full_rows: bool = False
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         """Refuse a case that no runner could run."""
@@ -141,9 +146,19 @@ class Case:
                 next_step="make forced_ids as long as num_steps",
             )
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits in a trace: one a step, or those that a sampler case draws from."""
+        return self.num_steps if self.sampling is None else self.sampling.num_rows
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids in a trace: one a step and, of a sampler case, batch element."""
+        return self.num_steps * (1 if self.sampling is None else self.sampling.batch)
+
     def to_json(self) -> dict[str, object]:
         """Plain values, in a fixed order; `from_json` reads them back to an equal case."""
-        return {
+        fields: dict[str, object] = {
             "name": self.name,
             "snapshot": self.snapshot,
             "dtype": self.dtype,
@@ -157,6 +172,11 @@ class Case:
             "oracle": self.oracle,
             "record": list(self.record),
         }
+        if self.full_rows:
+            fields["full_rows"] = True
+        if self.sampling is not None:
+            fields["sampling"] = self.sampling.to_json()
+        return fields
 
     @classmethod
     def from_json(cls, raw: dict[str, object]) -> Self:
@@ -173,6 +193,8 @@ class Case:
             values["feed"] = Feed.parse(str(values["feed"]))
             values["kv"] = KV.parse(str(values["kv"]))
             values["record"] = tuple(values["record"])  # type: ignore[arg-type]
+            if "sampling" in values:
+                values["sampling"] = Sampling.from_json(values["sampling"])  # type: ignore[arg-type]
             return cls(**values)  # type: ignore[arg-type]
         except (KeyError, TypeError) as error:
             raise CaseError(

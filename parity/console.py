@@ -1,4 +1,4 @@
-"""Verdicts for people: counts by model, dtype and KV mode, then every case that does not pass with its message.
+"""Verdicts for people: counts by family and dtype, then every case that does not pass with its message.
 
 Guarantees: colour and boxes on a terminal only, and no colour under NO_COLOR; plain aligned lines elsewhere; long lines are
 never cut or wrapped. Nothing from a message is read as markup.
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from parity.verdict import Status, Verdict, counts
 
-_COLUMNS: Final = ("model", "snapshot", "dtype", "kv", "identical", "other")
+_COLUMNS: Final = ("model", "snapshot", "dtype", "KV modes", "identical", "other")
 
 
 def report(console: Console, verdicts: tuple[Verdict, ...]) -> None:
@@ -33,18 +33,18 @@ def report(console: Console, verdicts: tuple[Verdict, ...]) -> None:
 
 
 def summary(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
-    """Rows of `model, snapshot, dtype, kv, identical, other`, in the order in which they first occur."""
-    groups: dict[tuple[str, ...], list[Verdict]] = {}
+    """Rows of `model, snapshot, dtype, KV modes, identical, other`, tiny snapshots of one family and dtype in one row."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
         case = verdict.case
-        key = (
-            ("-", "no case", "-", "-")
-            if case is None
-            else (verdict.model_type or "-", case.snapshot, case.dtype, case.kv.name)
-        )
+        if case is None:
+            key = ("-", "no case", "-")
+        else:
+            snapshot = "tiny" if case.snapshot.endswith("-tiny") else case.snapshot
+            key = (verdict.model_type or "-", snapshot, case.dtype)
         groups.setdefault(key, []).append(verdict)
     return [
-        (*key, str(sum(v.status is Status.IDENTICAL for v in members)), _others(members))
+        (*key, _modes(members), str(sum(v.status is Status.IDENTICAL for v in members)), _others(members))
         for key, members in groups.items()
     ]
 
@@ -65,6 +65,13 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
 def show(console: Console, text: str, *, style: str = "") -> None:
     """Print text as it stands: no markup, no highlighting, no wrapping."""
     console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
+
+def _modes(members: list[Verdict]) -> str:
+    """The KV modes by name, the fourth and further ones counted."""
+    modes = list(dict.fromkeys(verdict.case.kv.name for verdict in members if verdict.case is not None))
+    more = [f"{len(modes) - 3} more"] if len(modes) > 3 else []
+    return ", ".join(modes[:3] + more) or "-"
 
 
 def _others(members: list[Verdict]) -> str:

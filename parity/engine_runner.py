@@ -10,6 +10,7 @@ from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from engine.cache.convert import KVMode
 from engine.generate import Feed, Picker, forced, greedy, steps
@@ -17,7 +18,10 @@ from engine.model import CausalModel, open_model
 from engine.taps import watching
 from parity import case as cases
 from parity.errors import CaseError
+from parity.logit_rows import generated_rows, rounded
 from parity.provenance import Provenance
+from parity.sampler_engine import run_sampler_case
+from parity.sampling import MODEL, Sampling
 from parity.snapshot import Snapshot
 from parity.tensor import Tensor
 from parity.trace import TOKEN_IDS, Trace, activation_name, logits_name
@@ -32,6 +36,7 @@ class EngineRunner:
 
     name: str = "engine"
     _models: dict[tuple[str, str], CausalModel] = field(default_factory=dict)
+    _model_rows: dict[tuple[str, tuple[int, ...], int], npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def run(self, case: cases.Case, snapshot: Snapshot) -> Trace:
         """Run one case.
@@ -40,7 +45,9 @@ class EngineRunner:
             EngineError: The snapshot, the prompt or an option does not fit; nothing was run.
             CaseError: The sampler is not one that the engine has.
         """
-        model = self._model(case, snapshot)
+        if case.sampling is not None:
+            return run_sampler_case(case, case.sampling, self._rows(case, case.sampling, snapshot))
+        model = self._model(snapshot, case.dtype)
         tensors: dict[str, Tensor] = {}
         watched: dict[str, mx.array] = {}
 
@@ -76,11 +83,22 @@ class EngineRunner:
     def _provenance(self) -> Provenance:
         return Provenance.capture(PACKAGES, device=device_name())
 
-    def _model(self, case: cases.Case, snapshot: Snapshot) -> CausalModel:
-        key = (str(snapshot.path), case.dtype)
+    def _rows(self, case: cases.Case, sampling: Sampling, snapshot: Snapshot) -> tuple[Tensor, ...]:
+        """The rows of a sampler case in its dtype: generated, or a model's, computed once in float32."""
+        if sampling.rows != MODEL:
+            return rounded(generated_rows(sampling.rows, sampling.num_rows), case.dtype)
+        key = (str(snapshot.path), case.prompt_ids, sampling.num_rows)
+        if key not in self._model_rows:
+            model = self._model(snapshot, "f32")
+            rows = [step.logits_BV for step in steps(model, case.prompt_ids, num_steps=sampling.num_rows)]
+            self._model_rows[key] = np.concatenate([np.array(row) for row in rows])
+        return rounded(self._model_rows[key], case.dtype)
+
+    def _model(self, snapshot: Snapshot, dtype: cases.DType) -> CausalModel:
+        key = (str(snapshot.path), dtype)
         if key not in self._models:
             self._models.clear()  # one at a time: a gate goes through a snapshot's cases in a row
-            self._models[key] = open_model(snapshot.path, dtype=case.dtype)
+            self._models[key] = open_model(snapshot.path, dtype=dtype)
         return self._models[key]
 
 

@@ -25,7 +25,7 @@ from parity.golden_folder import golden_version, unused_goldens
 from parity.judge import judge, staleness
 from parity.platform_key import platform_key
 from parity.provenance import Provenance
-from parity.snapshot import Snapshot
+from parity.snapshot import NO_MODEL, Snapshot
 from parity.trace import Runner, Trace
 from parity.verdict import Status, Verdict
 
@@ -192,6 +192,8 @@ def _provenance(factory: RunnerFactory) -> Provenance:
 
 
 def _snapshot(find: Callable[[str], Snapshot], name: str) -> Snapshot | AssayError:
+    if name == NO_MODEL.name:
+        return NO_MODEL
     try:
         return find(name)
     except AssayError as error:

@@ -62,7 +62,8 @@ class Golden:
         cache: The oracle's cache kinds after the run, in the words of `Trace.cache`.
         entries: Every tensor of the trace in execution order.
         token_ids: The id that follows each row.
-        form: `full` where the side file holds the trace, `sketch` where it holds `parity.sketch`'s tensors.
+        form: `full` where the side file holds the trace, `sketch` where it holds `parity.sketch`'s tensors, `draws` where it
+            holds what a sampler case drew, without the rows, which another golden commits in full.
         side: SHA-256 of the tensors in the side file, by name.
         provenance: What the bits rest on.
         history: Oldest first; the last entry made these bits.
@@ -91,8 +92,11 @@ class Golden:
         history: tuple[Recording, ...],
     ) -> Self:
         """Make a golden of an oracle's trace."""
-        full = len(trace.logits(0).data) <= FULL_ROW_BYTES
-        tensors = dict(trace.tensors) if full else sketch(trace, case.num_steps)
+        full = case.full_rows or len(trace.logits(0).data) <= FULL_ROW_BYTES
+        form = "full" if full else "sketch" if case.sampling is None else "draws"
+        tensors = sketch(trace, case.num_steps) if form == "sketch" else dict(trace.tensors)
+        if form == "draws":
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("logits/")}
         return cls(
             case=case,
             snapshot_files=dict(snapshot_files),
@@ -102,7 +106,7 @@ class Golden:
                 for name, t in trace.tensors.items()
             ),
             token_ids=trace.token_ids,
-            form="full" if full else "sketch",
+            form=form,
             side={name: tensors[name].digest for name in sorted(tensors)},
             provenance=provenance,
             history=history,
@@ -180,13 +184,16 @@ class Golden:
         listed = Tensor.of(np.array(self.token_ids, dtype="<i4")).digest
         if self.digests.get(TOKEN_IDS) != listed:
             raise _rotten(file, "the digest of token_ids is not that of the token ids it lists")
-        if self.form not in ("full", "sketch"):
-            raise _rotten(file, f"form {self.form!r} is neither full nor sketch")
-        if self.form == "full" and self.digests != {n: self.side.get(n) for n in self.digests}:
+        if self.form not in ("full", "sketch", "draws"):
+            raise _rotten(file, f"form {self.form!r} is none of full, sketch and draws")
+        held = [
+            n for n in self.digests if self.form == "full" or (self.form == "draws" and not n.startswith("logits/"))
+        ]
+        if any(self.digests[n] != self.side.get(n) for n in held):
             raise _rotten(file, "the list of entries and the side file's digests disagree")
         steps = sum(entry.name.startswith("logits/") for entry in self.entries)
-        if steps != self.case.num_steps:
-            raise _rotten(file, f"{steps} rows of logits for {self.case.num_steps} steps")
+        if steps != self.case.num_rows:
+            raise _rotten(file, f"{steps} rows of logits for {self.case.num_rows} steps")
 
 
 def golden_path(case: Case, *, version: str, root: Path = GOLDENS, platform: str | None = None) -> Path:

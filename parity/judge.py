@@ -15,6 +15,7 @@ from parity.compare import TensorDiff, kind, ulp_distance
 from parity.distribution import RowDistance, top1_described
 from parity.golden import Golden
 from parity.provenance import Provenance
+from parity.sampled_trace import UNIFORMS, XTC_UNIFORMS
 from parity.sketch import gather, strided_ids, top_ids
 from parity.snapshot import Snapshot
 from parity.tensor import FLOATS, Tensor
@@ -143,34 +144,42 @@ def _different(
     provenance: Provenance,
     rows: RowSource | None,
 ) -> Verdict:
-    tensors = golden.tensors if golden.form == "full" else (rows() if rows else None) or {}
+    tensors = golden.tensors if golden.form != "sketch" else (rows() if rows else None) or {}
     diffs = {name: TensorDiff.of(tensors[name], trace.tensors[name]) for name in differing if name in tensors}
     first = differing[0]
     logits = next((name for name in differing if name.startswith("logits/")), None)
     activation = next((name for name in differing if name.startswith("activations/")), None)
+    if "/" not in first and TOKEN_IDS in differing:
+        first = TOKEN_IDS  # uniforms describe a draw; its ids are what counts
+    at = 0
     if first == TOKEN_IDS:
         pairs = zip(golden.token_ids, trace.token_ids, strict=True)
-        first_step = next(step for step, (want, got) in enumerate(pairs) if want != got)
-    else:
+        at = next(step for step, (want, got) in enumerate(pairs) if want != got)
+        first_step = at * case.num_steps // case.num_ids
+    elif "/" in first:
         first_step = _step(first)
+    else:
+        first_step = (diffs[first].first or (0,))[0]
     shown = logits or first
     facts: dict[str, object] = {"step": f"{first_step} of {case.num_steps}"}
-    where = "" if shown == TOKEN_IDS or _step(shown) == first_step else f"{shown} "
+    where = "" if "/" not in shown or _step(shown) == first_step else f"{shown} "
     if shown == TOKEN_IDS:
-        facts["first"] = f"expected {golden.token_ids[first_step]}, actual {trace.token_ids[first_step]}"
+        facts["first"] = f"expected {golden.token_ids[at]}, actual {trace.token_ids[at]}"
+        if case.sampling is not None:
+            facts.update(_drawn(golden, trace, at, case.sampling.batch))
     elif shown in diffs:
         diff = diffs[shown]
         facts["first"] = where + diff.at_first()
         facts["count"] = diff.counted()
         if shown == logits:
             facts["count"] = f"{diff.counted()}; {RowDistance.of(tensors[shown], trace.tensors[shown]).described()}"
-    elif shown == logits:
+    elif shown == logits and golden.form == "sketch":
         facts["sketch"] = where + _against_sketch(golden, trace.tensors[shown], _step(shown))
     if golden.provenance.libc != provenance.libc:
         facts["C library"] = (
             f"golden {golden.provenance.libc}, running {provenance.libc}: tanh, erf and log1p may differ"
         )
-    subject = "logits" if logits else ("token ids" if shown == TOKEN_IDS else "activations")
+    subject = "logits" if logits else {TOKEN_IDS: "token ids"}.get(shown, "activations" if activation else shown)
     return Verdict(
         name=case.name,
         case=case,
@@ -201,6 +210,17 @@ def _against_sketch(golden: Golden, actual: Tensor, step: int) -> str:
         text += f", at most {int(ulp_distance(want[differ], got[differ]).max())} ULP"
     best = sampled["top_values"].values()[step]
     return f"{text}; {top1_described(int(tops[0]), int(top_ids(actual, 1)[0]), float(best[0] - best[1]))}"
+
+
+def _drawn(golden: Golden, trace: Trace, at: int, batch: int) -> dict[str, object]:
+    """Facts on the draw of id `at` in a sampler case: the batch element, and whether the randomness agreed."""
+    facts: dict[str, object] = {"element": f"{at % batch} of a batch of {batch}"}
+    for name in (UNIFORMS, XTC_UNIFORMS):
+        if name in golden.tensors:
+            index = at if name == UNIFORMS else at // batch
+            want, got = (t.values().reshape(-1)[index] for t in (golden.tensors[name], trace.tensors[name]))
+            facts[name] = f"both {want!s}" if want == got else f"expected {want!s}, actual {got!s}"
+    return facts
 
 
 def _step(name: str) -> int:

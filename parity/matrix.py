@@ -3,7 +3,8 @@
 A file holds named prompts (`[prompt.NAME]`), named lists of forced ids (`[forced.NAME]`, NAME being a prompt's) and
 `[[matrix]]` tables, each of which multiplies its lists into cases. Prompts and forced ids are either written (`ids`, with
 `text` or `chat` for people and for the test that tokenises it) or `random`: drawn from a generator that is seeded by the
-name, so that they are the same on every machine and with every numpy.
+name, so that they are the same on every machine and with every numpy. `[[sampler]]` and `[options.NAME]` tables are
+`parity.sampler_matrix`'s.
 
 Guarantees: every name is unique; an unknown key, a missing one or a value of the wrong kind is a `CaseError` that names
 file, table and key; the order of cases is that of files (by name), tables and lists.
@@ -23,11 +24,13 @@ from typing import Any, Final, cast, get_args
 import numpy as np
 
 from parity.case import KV, Case, DType, Feed, Tier
+from parity.case_table import count, mend, one_of, only, strings, wrong
 from parity.errors import CaseError, UsageError
+from parity.sampler_matrix import read_options_tables, sampler_cases
 
 CASES: Final = Path(__file__).parent / "cases"
 LISTS: Final = ("snapshot", "dtype", "kv", "drive", "prompt", "feed")
-OPTIONAL: Final = ("tier", "oracle", "record")
+OPTIONAL: Final = ("tier", "oracle", "record", "full_rows")
 DRIVES: Final = ("greedy", "forced")
 
 
@@ -130,29 +133,56 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CaseError(
-            "a file of cases cannot be read", file=file.name, reason=error, next_step=_mend(file)
-        ) from error
+        raise CaseError("a file of cases cannot be read", file=file.name, reason=error, next_step=mend(file)) from error
 
 
 def _read(file: Path) -> list[tuple[Case, Place]]:
     raw = _toml(file)
-    _only(file, "top level", raw, ("prompt", "forced", "matrix"))
+    only(file, "top level", raw, ("prompt", "forced", "matrix", "options", "sampler"))
     prompts = _prompts(file, "prompt", raw.get("prompt", {}))
     forced = _prompts(file, "forced", raw.get("forced", {}))
     tables = raw.get("matrix", [])
     if not isinstance(tables, list) or not tables:
-        raise _wrong(file, "top level", "matrix", "at least one [[matrix]] table is needed")
+        raise wrong(file, "top level", "matrix", "at least one [[matrix]] table is needed")
     if stray := sorted(set(forced) - set(prompts)):
-        raise _wrong(file, f"[forced.{stray[0]}]", stray[0], "no prompt of this name")
-    text = file.read_text(encoding="utf-8").splitlines()
-    lines = [n for n, line in enumerate(text, 1) if re.match(r"\s*\[\[\s*matrix\s*\]\]", line)]
+        raise wrong(file, f"[forced.{stray[0]}]", stray[0], "no prompt of this name")
     placed: list[tuple[Case, Place]] = []
-    for number, table in enumerate(tables):
-        place = Place(file=file.name, line=lines[number] if number < len(lines) else 1)
+    for place, table in _places(file, "matrix", tables):
         placed += [(case, place) for case in _multiply(file, place, table, prompts, forced)]
-    if idle := sorted(set(prompts) - {name for table in tables for name in table["prompt"]}):
-        raise _wrong(file, f"[prompt.{idle[0]}]", idle[0], "no [[matrix]] uses this prompt")
+    used = {name for table in tables for name in table["prompt"]}
+    placed += _samplers(file, raw, prompts, used)
+    if idle := sorted(set(prompts) - used):
+        raise wrong(file, f"[prompt.{idle[0]}]", idle[0], "no [[matrix]] uses this prompt")
+    return placed
+
+
+def _places(file: Path, kind: str, tables: list[Any]) -> list[tuple[Place, Any]]:
+    """The `[[kind]]` tables, each with the place where it stands."""
+    text = file.read_text(encoding="utf-8").splitlines()
+    lines = [n for n, line in enumerate(text, 1) if re.match(rf"\s*\[\[\s*{kind}\s*\]\]", line)]
+    return [(Place(file=file.name, line=lines[n] if n < len(lines) else 1), table) for n, table in enumerate(tables)]
+
+
+def _samplers(
+    file: Path, raw: Mapping[str, Any], prompts: Mapping[str, Prompt], used: set[str]
+) -> list[tuple[Case, Place]]:
+    """The sampler cases of a file; adds the prompts that they use to `used`."""
+    tables = raw.get("sampler", [])
+    if not isinstance(tables, list):
+        raise wrong(file, "top level", "sampler", "[[sampler]] tables belong here")
+    options = read_options_tables(file, raw)
+
+    def ids(name: str) -> tuple[int, ...]:
+        one_of(file, "[[sampler]]", "prompt", [name], tuple(prompts))
+        used.add(name)
+        return prompts[name].ids
+
+    placed = []
+    for place, table in _places(file, "sampler", tables):
+        label = f"[[sampler]] at line {place.line}"
+        placed += [(case, place) for case in sampler_cases(file, label, table, options, ids)]
+    if idle := sorted(set(options) - {name for table in tables for name in table["options"]}):
+        raise wrong(file, f"[options.{idle[0]}]", idle[0], "no [[sampler]] uses these options")
     return placed
 
 
@@ -160,22 +190,24 @@ def _multiply(
     file: Path, place: Place, table: Mapping[str, Any], prompts: Mapping[str, Prompt], forced: Mapping[str, Prompt]
 ) -> list[Case]:
     label = f"[[matrix]] at line {place.line}"
-    _only(file, label, table, (*LISTS, "num_steps", *OPTIONAL))
+    only(file, label, table, (*LISTS, "num_steps", *OPTIONAL))
     for key in LISTS:
-        _strings(file, label, table, key)
+        strings(file, label, table, key)
     num_steps = table.get("num_steps")
     if not isinstance(num_steps, int) or isinstance(num_steps, bool) or num_steps < 1:
-        raise _wrong(file, label, "num_steps", f"a whole number of at least 1 belongs here, not {num_steps!r}")
-    _one_of(file, label, "dtype", table["dtype"], get_args(DType))
-    _one_of(file, label, "drive", table["drive"], DRIVES)
-    _one_of(file, label, "prompt", table["prompt"], tuple(prompts))
+        raise wrong(file, label, "num_steps", f"a whole number of at least 1 belongs here, not {num_steps!r}")
+    one_of(file, label, "dtype", table["dtype"], get_args(DType))
+    one_of(file, label, "drive", table["drive"], DRIVES)
+    one_of(file, label, "prompt", table["prompt"], tuple(prompts))
     tier, oracle = table.get("tier", "L1"), table.get("oracle", "mlx-lm")
-    _one_of(file, label, "tier", [tier], get_args(Tier))
+    one_of(file, label, "tier", [tier], get_args(Tier))
     if tier == "L3":
-        raise _wrong(file, label, "tier", "L3 needs a declared metric and bound, which no case can state yet")
+        raise wrong(file, label, "tier", "L3 needs a declared metric and bound, which no case can state yet")
     if not isinstance(oracle, str) or not oracle:
-        raise _wrong(file, label, "oracle", f"the name of an oracle belongs here, not {oracle!r}")
-    record = _strings(file, label, table, "record") if "record" in table else []
+        raise wrong(file, label, "oracle", f"the name of an oracle belongs here, not {oracle!r}")
+    record = strings(file, label, table, "record") if "record" in table else []
+    if type(table.get("full_rows", False)) is not bool:
+        raise wrong(file, label, "full_rows", f"true or false belongs here, not {table['full_rows']!r}")
     cases = []
     for snapshot, dtype, kv, drive, prompt, feed in product(*(table[key] for key in LISTS)):
         name = f"{snapshot}/{dtype}/{kv}/{drive}/{prompt}-{feed}"
@@ -198,6 +230,7 @@ def _multiply(
                     tier=cast("Tier", tier),
                     oracle=oracle,
                     record=tuple(record),
+                    full_rows=table.get("full_rows", False),
                 )
             )
         except CaseError as error:
@@ -213,74 +246,36 @@ def _forced_ids(
     if name in forced:
         ids = forced[name].ids
         if len(ids) < num_steps:
-            raise _wrong(file, label, "num_steps", f"[forced.{name}] has {len(ids)} ids for {num_steps} steps")
+            raise wrong(file, label, "num_steps", f"[forced.{name}] has {len(ids)} ids for {num_steps} steps")
         return ids[:num_steps]
     if prompt.vocabulary is None:
-        raise _wrong(file, label, "drive", f"forced needs a [forced.{name}] table, since the prompt is a written one")
+        raise wrong(file, label, "drive", f"forced needs a [forced.{name}] table, since the prompt is a written one")
     return random_ids(f"forced/{name}", num_steps, prompt.vocabulary)
 
 
 def _prompts(file: Path, kind: str, tables: object) -> dict[str, Prompt]:
     if not isinstance(tables, dict):
-        raise _wrong(file, "top level", kind, f"[{kind}.NAME] tables belong here")
+        raise wrong(file, "top level", kind, f"[{kind}.NAME] tables belong here")
     return {name: _prompt(file, f"[{kind}.{name}]", f"{kind}/{name}", table) for name, table in tables.items()}
 
 
 def _prompt(file: Path, label: str, seed: str, table: object) -> Prompt:
     if not isinstance(table, dict):
-        raise _wrong(file, label, seed, "a table belongs here")
-    _only(file, label, table, ("ids", "text", "chat", "random"))
+        raise wrong(file, label, seed, "a table belongs here")
+    only(file, label, table, ("ids", "text", "chat", "random"))
     if ("ids" in table) == ("random" in table) or ("text" in table and "chat" in table):
-        raise _wrong(file, label, "ids", "either ids, with text or chat beside them, or random belongs here")
+        raise wrong(file, label, "ids", "either ids, with text or chat beside them, or random belongs here")
     if "random" in table:
         drawn = table["random"]
         if not isinstance(drawn, dict):
-            raise _wrong(file, label, "random", "{length = N, vocabulary = V} belongs here")
-        _only(file, label, drawn, ("length", "vocabulary"))
-        length, vocabulary = (_count(file, label, drawn, key) for key in ("length", "vocabulary"))
+            raise wrong(file, label, "random", "{length = N, vocabulary = V} belongs here")
+        only(file, label, drawn, ("length", "vocabulary"))
+        length, vocabulary = (count(file, label, drawn, key) for key in ("length", "vocabulary"))
         return Prompt(ids=random_ids(seed, length, vocabulary), vocabulary=vocabulary)
     ids = table["ids"]
     if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
-        raise _wrong(file, label, "ids", "a list of token ids belongs here")
+        raise wrong(file, label, "ids", "a list of token ids belongs here")
     for key in ("text", "chat"):
         if key in table and not isinstance(table[key], str):
-            raise _wrong(file, label, key, "a string belongs here")
+            raise wrong(file, label, key, "a string belongs here")
     return Prompt(ids=tuple(ids), text=table.get("text"), chat=table.get("chat"))
-
-
-def _count(file: Path, label: str, table: Mapping[str, Any], key: str) -> int:
-    value = table.get(key)
-    if type(value) is not int or value < 1:
-        raise _wrong(file, label, key, f"a whole number of at least 1 belongs here, not {value!r}")
-    return value
-
-
-def _strings(file: Path, label: str, table: Mapping[str, Any], key: str) -> list[str]:
-    value = table.get(key)
-    if not isinstance(value, list) or not value or not all(isinstance(v, str) and v for v in value):
-        raise _wrong(file, label, key, f"a list of names belongs here, not {value!r}")
-    return value
-
-
-def _only(file: Path, label: str, table: object, known: tuple[str, ...]) -> None:
-    if not isinstance(table, dict):
-        raise _wrong(file, label, label, "a table belongs here")
-    for key in table:
-        if key not in known:
-            raise _wrong(file, label, key, f"unknown; known are {', '.join(known)}")
-
-
-def _one_of(file: Path, label: str, key: str, values: list[str], known: tuple[str, ...]) -> None:
-    for value in values:
-        if value not in known:
-            raise _wrong(file, label, key, f"{value!r} is none of {', '.join(known)}")
-
-
-def _wrong(file: Path, table: str, key: str, reason: str) -> CaseError:
-    return CaseError(
-        "a table of cases is malformed", file=file.name, table=table, key=key, reason=reason, next_step=_mend(file)
-    )
-
-
-def _mend(file: Path) -> str:
-    return f"correct it in parity/cases/{file.name}"

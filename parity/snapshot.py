@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from parity.errors import SnapshotError
 
@@ -72,6 +72,9 @@ class Snapshot:
         return {
             n: d for n, d in self.files.items() if n == "config.json" or n.endswith((".safetensors", ".index.json"))
         }
+
+
+NO_MODEL: Final = Snapshot(name="no-model", path=Path(), files={}, config={})  # of cases that need none
 
 
 def sha256_file(path: Path) -> str:

@@ -1,6 +1,7 @@
 """The README tells the truth about the tree and the commands."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def told_folders() -> set[str]:
 
 def real_folders() -> set[str]:
     """Folders that git knows: the top level, and one level below it in the packages."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    git = shutil.which("git")
+    assert git is not None, "the tree is compared with what git knows"
+    listed = subprocess.run([git, "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     paths = [Path(line) for line in listed.splitlines()]
     top = {path.parts[0] for path in paths if len(path.parts) > 1 and not path.parts[0].startswith(".")}
     packages = {"engine", "oracles", "parity", "bench"}

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import Cache
 from engine.cache.quantized import QuantizedCache, pack
+from engine.cache.recurrent import RecurrentCache
 from engine.errors import RequestError
 from engine.quantization import AFFINE_BITS, AFFINE_GROUPS
 
@@ -30,11 +31,17 @@ class KVMode:
     start: int = 0
 
 
-def check_kv_mode(mode: KVMode, *, head_width: int) -> None:
-    """Refuse a mode that the model cannot have.
+def check_kv_mode(mode: KVMode, caches: Sequence[Cache], *, head_width: int, no_packed_kv: str | None) -> None:
+    """Refuse a mode that the model cannot have, instead of ignoring it.
+
+    Args:
+        mode: What is asked for.
+        caches: Empty ones, as the model makes them.
+        head_width: Elements of a key or value head.
+        no_packed_kv: The family's own reason against packing, if any.
 
     Raises:
-        RequestError: Unknown width or group, or the group does not divide the head.
+        RequestError: Unknown width or group, a group that does not divide the head, or caches that cannot be packed.
     """
     if mode.bits is None:
         return
@@ -47,6 +54,14 @@ def check_kv_mode(mode: KVMode, *, head_width: int) -> None:
             known=f"bits in {AFFINE_BITS}, group_size in {AFFINE_GROUPS}, start of 0 or more",
             next_step="choose one of these",
         )
+    unpacked = sorted({cache.kind for cache in caches if not isinstance(cache, PlainCache | RecurrentCache)})
+    plain = any(isinstance(cache, PlainCache) for cache in caches)
+    if no_packed_kv or unpacked or not plain:
+        raise RequestError(
+            "the model's keys and values cannot be packed",
+            reason=no_packed_kv or f"its caches are {', '.join(unpacked) or 'recurrent only'}",
+            next_step="use the KV mode fp",
+        )
     if head_width % mode.group_size:
         raise RequestError(
             "the KV mode does not fit the model's heads",
@@ -56,12 +71,12 @@ def check_kv_mode(mode: KVMode, *, head_width: int) -> None:
         )
 
 
-def converted(caches: Sequence[KVCache], mode: KVMode) -> tuple[KVCache, ...]:
+def converted(caches: Sequence[Cache], mode: KVMode) -> tuple[Cache, ...]:
     """Each plain cache that holds at least `mode.start` tokens, packed; every other one as it is."""
     return tuple(_converted(cache, mode) for cache in caches)
 
 
-def _converted(cache: KVCache, mode: KVMode) -> KVCache:
+def _converted(cache: Cache, mode: KVMode) -> Cache:
     if mode.bits is None or not isinstance(cache, PlainCache) or cache.offset < mode.start:
         return cache
     if cache.keys is None or cache.values is None:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.cache.protocol import grown
+from engine.cache.protocol import growing_mask, grown
+from engine.mask import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,3 +41,7 @@ class PlainCache:
         values = grown(self.values, self.offset, values_BKLE)
         end = self.offset + keys_BKLE.shape[2]
         return replace(self, keys=keys, values=values, offset=end), keys[:, :, :end], values[:, :, :end]
+
+    def mask(self, L: int, *, window: int | None = None, as_array: bool = False) -> Mask:
+        """The mask of L new positions over all so far."""
+        return growing_mask(L, offset=self.offset, window=window, as_array=as_array)

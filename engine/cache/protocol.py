@@ -1,9 +1,11 @@
-"""What every key/value cache offers to a layer and to the loop."""
+"""What every cache offers to a layer and to the loop, and how a buffer of positions grows."""
 
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import mlx.core as mx
+
+from engine.mask import Mask, causal_matrix
 
 SLAB = 256  # positions by which a buffer grows
 
@@ -30,13 +32,8 @@ class PackedHeads:
 Heads = mx.array | PackedHeads
 
 
-class KVCache(Protocol):
-    """A value that holds the keys and values of one layer.
-
-    Attributes:
-        offset: Tokens ever appended.
-        kind: Its kind in words that an oracle can be compared by: `plain`, `quantized-b8-g64`.
-    """
+class Cache(Protocol):
+    """What one layer remembers, whatever that is; a value that is replaced, never changed."""
 
     @property
     def offset(self) -> int:
@@ -45,7 +42,7 @@ class KVCache(Protocol):
 
     @property
     def kind(self) -> str:
-        """`plain`, `quantized-b8-g64`."""
+        """Its kind, in words that an oracle can be compared by: `plain`, `quantized-b8-g64`, `rotating-w512-k0`."""
         ...
 
     @property
@@ -53,9 +50,35 @@ class KVCache(Protocol):
         """All arrays that it holds, for evaluation and for counting bytes."""
         ...
 
+
+@runtime_checkable
+class KVCache(Cache, Protocol):
+    """A cache of keys and values by position."""
+
     def append(self, keys_BKLE: mx.array, values_BKLE: mx.array) -> tuple[Self, Heads, Heads]:
-        """The cache with L more positions, and the keys and values of all positions so far."""
+        """The cache with L more positions, and the keys and values that a query may now attend to."""
         ...
+
+    def mask(self, L: int, *, window: int | None = None, as_array: bool = False) -> Mask:
+        """The mask of L new positions over what `append` will return.
+
+        Args:
+            L: New positions.
+            window: A query sees at most this many positions, itself included.
+            as_array: Give a boolean matrix where the word `causal` would do.
+        """
+        ...
+
+
+def as_kv(cache: Cache) -> KVCache:
+    """The same cache, known to hold keys and values.
+
+    Raises:
+        TypeError: It does not; the family handed a layer the wrong kind.
+    """
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"a layer of attention was handed a cache of kind {cache.kind}")
+    return cache
 
 
 def grown(buffer: mx.array | None, used: int, new_BKLE: mx.array) -> mx.array:
@@ -76,3 +99,12 @@ def grown(buffer: mx.array | None, used: int, new_BKLE: mx.array) -> mx.array:
         slabs = mx.zeros((B, K, -(-L // SLAB) * SLAB, E), dtype=new_BKLE.dtype)
         buffer = slabs if buffer is None else mx.concatenate([buffer[:, :, :used], slabs], axis=2)
     return mx.slice_update(buffer, new_BKLE, mx.array([used]), axes=(2,))
+
+
+def growing_mask(L: int, *, offset: int, window: int | None, as_array: bool) -> Mask:
+    """The mask of a cache that keeps every position: none for a single query without a window, else causal."""
+    if window is not None:
+        return causal_matrix(L, before=offset, window=window)
+    if L == 1:
+        return None
+    return causal_matrix(L, before=offset) if as_array else "causal"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.cache.protocol import PackedHeads, grown
+from engine.cache.protocol import PackedHeads, growing_mask, grown
+from engine.mask import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,6 +48,10 @@ class QuantizedCache:
         keys = _append(self.keys, self.offset, keys_BKLE)
         values = _append(self.values, self.offset, values_BKLE)
         return replace(self, keys=keys, values=values, offset=end), _first(keys, end), _first(values, end)
+
+    def mask(self, L: int, *, window: int | None = None, as_array: bool = False) -> Mask:
+        """The mask of L new positions over all so far."""
+        return growing_mask(L, offset=self.offset, window=window, as_array=as_array)
 
 
 def pack(heads_BKTE: mx.array, *, bits: int, group_size: int) -> PackedHeads:

@@ -10,7 +10,45 @@ from typing import Final
 
 from engine.errors import ConfigError
 
-FAMILIES: Final = ("llama",)
+FAMILIES: Final = (
+    "cohere2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "falcon_h1",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma3n",
+    "gemma4_text",
+    "glm4",
+    "glm4_moe",
+    "glm_moe_dsa",
+    "gpt_oss",
+    "granite",
+    "granitemoehybrid",
+    "kimi_linear",
+    "lfm2",
+    "llama",
+    "mamba2",
+    "minicpm",
+    "minicpm3",
+    "ministral3",
+    "mistral",
+    "mistral3",
+    "mixtral",
+    "nemotron_h",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next",
+    "smollm3",
+    "starcoder2",
+)
 
 
 def family_module(model_type: object) -> ModuleType:

@@ -1,7 +1,7 @@
 """llama: the dense decoder that SmolLM2, MiniCPM5 and Llama 3 are.
 
-Pre-norm blocks, grouped-query attention with rotary positions, SwiGLU, a head that may be tied to the embedding. Not yet
-here: layers with a sliding window, which are refused.
+Pre-norm blocks, grouped-query attention with rotary positions, SwiGLU, a head that may be tied to the embedding. Layers
+named `sliding_attention` see a window of positions and remember no more; the others see all.
 
 Source: spec/models.md section 1; Touvron et al. 2023.
 """
@@ -12,14 +12,15 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend, causal_mask
+from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.errors import ConfigError
 from engine.linear import Embedding, Linear
-from engine.mlp import SwiGLU
+from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
@@ -68,11 +69,16 @@ class Config:
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
         if raw.get("hidden_act", "silu") != "silu":
             raise ConfigError("llama computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json")
-        if config.layer_types and set(config.layer_types) != {"full_attention"}:
+        kinds = set(config.layer_types or ())
+        if kinds - {"full_attention", "sliding_attention"} or (
+            "sliding_attention" in kinds and not config.sliding_window
+        ):
             raise ConfigError(
-                "llama with sliding layers is not supported",
-                layer_types=", ".join(sorted(set(config.layer_types))),
-                next_step="use a snapshot with full attention only",
+                "llama has no such layers",
+                layer_types=", ".join(sorted(kinds)),
+                sliding_window=config.sliding_window,
+                known="full_attention, and sliding_attention together with sliding_window",
+                next_step="mend config.json",
             )
         if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
             raise ConfigError(
@@ -98,6 +104,11 @@ class Config:
         """Elements of a head."""
         return self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
 
+    def window(self, layer: int) -> int | None:
+        """Positions that a layer sees; None for all."""
+        sliding = self.layer_types is not None and self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if sliding else None
+
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
@@ -115,9 +126,10 @@ class Attention:
     o: Linear
     rope: Rope
     head_width: int
+    window: int | None
 
     @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope, window: int | None) -> "Attention":
         """Take the four projections from the checkpoint."""
 
         def projection(name: str, inputs: int, outputs: int) -> Linear:
@@ -132,6 +144,7 @@ class Attention:
             o=projection("o_proj", config.num_attention_heads * E, D),
             rope=rope,
             head_width=E,
+            window=window,
         )
 
     def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
@@ -141,10 +154,11 @@ class Attention:
             projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
             for projection in (self.q, self.k, self.v)
         )
+        mask = cache.mask(L, window=self.window)
         q_BHLE = self.rope(q_BHLE, cache.offset)
         k_BKLE = self.rope(k_BKLE, cache.offset)
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=causal_mask(L))
+        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
         return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
 
 
@@ -156,18 +170,18 @@ class Block:
     input_norm: RMSNorm
     attention: Attention
     post_norm: RMSNorm
-    mlp: SwiGLU
+    mlp: GatedMLP
 
     @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Block":
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope, window: int | None) -> "Block":
         """Take one layer from the checkpoint."""
         D, eps = config.hidden_size, config.rms_norm_eps
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope, window),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
-            mlp=SwiGLU.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size, bias=config.mlp_bias),
+            mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size, bias=config.mlp_bias),
         )
 
     def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
@@ -207,7 +221,8 @@ class Model:
             config=config,
             embedding=Embedding.take(checkpoint, "model.embed_tokens", vocabulary=V, width=D),
             blocks=tuple(
-                Block.take(checkpoint, f"model.layers.{i}", config, rope) for i in range(config.num_hidden_layers)
+                Block.take(checkpoint, f"model.layers.{i}", config, rope, config.window(i))
+                for i in range(config.num_hidden_layers)
             ),
             norm=RMSNorm.take(checkpoint, "model.norm", width=D, eps=config.rms_norm_eps),
             head=None if config.tie_word_embeddings else Linear.take(checkpoint, "lm_head", inputs=D, outputs=V),
@@ -225,16 +240,22 @@ class Model:
         """Elements of a key or value head."""
         return self.config.head_width
 
-    def make_caches(self) -> tuple[KVCache, ...]:
-        """Empty caches, one a layer."""
-        return tuple(PlainCache() for _ in self.blocks)
+    @property
+    def no_packed_kv(self) -> str | None:
+        """Keys and values may be packed."""
+        return None
 
-    def hidden(self, ids_BL: mx.array, caches: Sequence[KVCache]) -> tuple[mx.array, tuple[KVCache, ...]]:
+    def make_caches(self) -> tuple[Cache, ...]:
+        """Empty caches, one a layer."""
+        windows = (block.attention.window for block in self.blocks)
+        return tuple(PlainCache() if window is None else RotatingCache(max_size=window) for window in windows)
+
+    def hidden(self, ids_BL: mx.array, caches: Sequence[Cache]) -> tuple[mx.array, tuple[Cache, ...]]:
         """Hidden states [B, L, D] after the final norm, and the longer caches."""
         x_BLD = self.embedding(ids_BL)
-        longer: list[KVCache] = []
+        longer: list[Cache] = []
         for block, cache in zip(self.blocks, caches, strict=True):
-            x_BLD, new = block(x_BLD, cache)
+            x_BLD, new = block(x_BLD, as_kv(cache))
             longer.append(new)
         return tap("model", self.norm(x_BLD)), tuple(longer)
 

@@ -18,7 +18,7 @@ class KVOptionIgnoredError(Exception):
 
 
 def cache_words(caches: Sequence[object]) -> tuple[str, ...]:
-    """One word a cache: `plain`, `quantized-b8-g64`, or the class name in lower case."""
+    """One word a cache: `plain`, `quantized-b8-g64`, `rotating-w16-k0`, `arrays-2`, `list[plain,plain]`, or the class name."""
     return tuple(_word(cache) for cache in caches)
 
 
@@ -56,6 +56,12 @@ def _word(cache: object) -> str:
     kind = type(cache).__name__
     if kind == "KVCache":
         return PLAIN
+    if kind == "RotatingKVCache":
+        return f"rotating-w{cache.max_size}-k{cache.keep}"  # type: ignore[attr-defined]
+    if kind == "ArraysCache":
+        return f"arrays-{len(cache.cache)}"  # type: ignore[attr-defined]
+    if kind == "CacheList":
+        return f"list[{','.join(_word(member) for member in cache.caches)}]"  # type: ignore[attr-defined]
     if kind == "QuantizedKVCache":
         return f"quantized-b{cache.bits}-g{cache.group_size}"  # type: ignore[attr-defined]
     return kind.lower()

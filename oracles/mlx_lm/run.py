@@ -5,13 +5,19 @@ Models are loaded by mlx-lm's own loader and cast to the case's dtype. Request, 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from oracles.runner_loop import RunCase, serve
 from parity.case import Case
+from parity.logit_rows import generated_rows, rounded
 from parity.provenance import Provenance
+from parity.sampling import MODEL, Sampling
+from parity.tensor import Tensor
 from parity.trace import Trace
 
 PACKAGES: Final = ("mlx", "mlx-cpu", "mlx-metal", "mlx-lm")
@@ -22,16 +28,21 @@ def start() -> tuple[RunCase, Provenance]:
     import mlx.core as mx  # noqa: PLC0415 - as the docstring says
 
     from oracles.mlx_lm.capture import capture  # noqa: PLC0415 - likewise
+    from oracles.mlx_lm.sampling import sample  # noqa: PLC0415 - likewise
 
-    models = Models(capture)
+    models = Models(capture, sample)
     return models.run, Provenance.capture(PACKAGES, device=mx.default_device().type.name)
 
 
 class Models:
     """The model loaded last: tasks arrive grouped by snapshot and dtype, so one at a time is enough."""
 
-    def __init__(self, capture: Callable[[Case, Any], Trace]) -> None:
+    def __init__(
+        self, capture: Callable[[Case, Any], Trace], sample: Callable[[Case, Sampling, Sequence[Tensor]], Trace]
+    ) -> None:
         self._capture = capture
+        self._sample = sample
+        self._rows: dict[tuple[Path, tuple[int, ...], int], Any] = {}
         self._key: tuple[Path, str] | None = None
         self._loaded: tuple[Any, int] | None = None
 
@@ -41,9 +52,22 @@ class Models:
         Raises:
             ValueError: It names token ids that the model does not have.
         """
+        if case.sampling is not None:
+            return self._sample(case, case.sampling, self._rows_of(case, case.sampling, path))
         model, vocabulary = self._get(path, case.dtype)
         check_ids(case, vocabulary)
         return self._capture(case, model)
+
+    def _rows_of(self, case: Case, sampling: Sampling, path: Path) -> Sequence[Tensor]:
+        """The rows of a sampler case in its dtype: generated, or the model's, computed once in float32."""
+        if sampling.rows != MODEL:
+            return rounded(generated_rows(sampling.rows, sampling.num_rows), case.dtype)
+        key = (path, case.prompt_ids, sampling.num_rows)
+        if key not in self._rows:
+            plain = replace(case, dtype="f32", sampler="greedy", num_steps=sampling.num_rows, sampling=None)
+            trace = self.run(plain, path)
+            self._rows[key] = np.concatenate([trace.logits(row).values() for row in range(sampling.num_rows)])
+        return rounded(self._rows[key], case.dtype)
 
     def _get(self, path: Path, dtype: str) -> tuple[Any, int]:
         """The model, cast, and the size of its vocabulary."""

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import wraps
-from typing import Any
+from typing import Any, Final
 
 Call = Callable[..., Any]
+
+NO_POSITIONS: Final = frozenset({"SwitchLinear", "QuantizedSwitchLinear"})  # tokens come sorted by expert
 
 
 class UnwatchableModuleError(Exception):
@@ -26,7 +28,8 @@ class Taps:
     Args:
         model: An `mlx.nn.Module`; its type's `__call__` starts a forward.
         globs: Shell globs over module paths. Modules without checkpoint tensors of their own or below them (rotary
-            embeddings, activation functions) and the model itself are never watched.
+            embeddings, activation functions), the model itself, and single experts, whose tokens are sorted by expert, are
+            never watched; the layer of experts as a whole is.
     """
 
     def __init__(self, model: Any, globs: Sequence[str]) -> None:  # noqa: ANN401 - mlx.nn has no types
@@ -34,7 +37,8 @@ class Taps:
         self._paths: dict[int, str] = {}
         self._modules: list[Any] = []
         for path, module in model.named_modules():
-            if path and _has_leaf(module.parameters()) and any(fnmatchcase(path, glob) for glob in globs):
+            unwatchable = type(module).__name__ in NO_POSITIONS or not path or not _has_leaf(module.parameters())
+            if not unwatchable and any(fnmatchcase(path, glob) for glob in globs):
                 self._paths.setdefault(id(module), path)  # a module shared by two paths goes by the first
                 self._modules.append(module)
         for glob in globs:

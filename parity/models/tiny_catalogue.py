@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from parity.models.hub_layout import HUB_LAYOUTS, to_hub
+from parity.models.hub_layouts import has_hub_layout, hub_config, to_hub
 from parity.models.tiny import build_tiny, pack_tiny, write_snapshot
 from parity.models.weight_format import FORMATS
 
@@ -50,7 +50,7 @@ def config_names() -> list[str]:
 
 def forms_of(config: str) -> tuple[str, ...]:
     """The forms in which a config is drawn."""
-    hub = (HUB,) if read(config)["model_type"] in HUB_LAYOUTS else ()
+    hub = (HUB,) if has_hub_layout(read(config)["model_type"]) else ()
     return (DRAWN, *PACKED, *hub)
 
 
@@ -77,7 +77,7 @@ def write(source: TinySource, folder: Path) -> None:
     shapes = {name: tuple(shape) for name, shape in layout["tensors"].items()}
     tensors = build_tiny(shapes, seed=source.seed, model_type=config["model_type"])
     if source.form == HUB:
-        tensors = to_hub(config, tensors)
+        config, tensors = hub_config(config), to_hub(config, tensors)
     elif source.form != DRAWN:
         config, tensors = pack_tiny(config, tensors, layout["packable"], source.form)
     write_snapshot(folder, config, tensors)

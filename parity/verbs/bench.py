@@ -19,6 +19,7 @@ from oracles.environment import ensure_environment
 from oracles.process import hermetic
 from oracles.registry import find_oracle
 from parity.atomic_file import write_atomically
+from parity.console import aligned, show
 from parity.engine_runner import EngineRunner
 from parity.errors import UsageError
 from parity.models.fetch import ensure_snapshot
@@ -76,21 +77,33 @@ def run(args: argparse.Namespace) -> int:
 
 def print_table(console: Console, figures: list[Figure], identity: dict[str, Any], version: str) -> None:
     """One line a figure; the range of the ratio is over its pairs."""
-    table = Table(caption=f"{identity['processor']}, {identity['cores']} cores, load {identity['load_before'][0]}")
-    for column in ("figure", "engine", f"{PEER} {version}", "unit", "ratio", "range", "bits"):
-        table.add_column(column, justify="left" if column in ("figure", "unit", "bits") else "right")
-    for f in figures:
-        bits = {True: "identical", False: "DIFFERENT", None: "-"}[f.bits_identical]
-        table.add_row(
-            f.name,
-            f"{f.engine.median:.2f}",
-            f"{f.peer_value.median:.2f}",
-            f.unit,
-            f"{f.ratio.median:.2f}",
-            f"{f.ratio.low:.2f}-{f.ratio.high:.2f}",
-            bits,
-        )
-    console.print(table)
+    columns = ("figure", "engine", f"{PEER} {version}", "unit", "ratio", "range", "bits")
+    rows = [_row(figure) for figure in figures]
+    if console.is_terminal:
+        table = Table()
+        for column in columns:
+            table.add_column(column, no_wrap=True, justify="left" if column in ("figure", "unit", "bits") else "right")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:
+        for line in aligned([columns, *rows]):
+            show(console, line)
+    show(
+        console, f"{identity['processor']}, {identity['cores']} cores, load {identity['load_before'][0]} before the run"
+    )
+
+
+def _row(f: Figure) -> tuple[str, ...]:
+    return (
+        f.name,
+        f"{f.engine.median:.2f}",
+        f"{f.peer_value.median:.2f}",
+        f.unit,
+        f"{f.ratio.median:.2f}",
+        f"{f.ratio.low:.2f}-{f.ratio.high:.2f}",
+        {True: "identical", False: "DIFFERENT", None: "-"}[f.bits_identical],
+    )
 
 
 def _lengths(args: argparse.Namespace) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from parity.console import aligned, show
 from parity.matrix import load_cases, select
+from parity.opt_in import opt_in_snapshots
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -23,7 +24,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"cases": [case.to_json() for case in cases]}))
         return 0
     console = Console()
-    rows = [(c.name, f"{len(c.prompt_ids)} tokens", f"{c.num_steps} steps", c.tier, c.oracle) for c in cases]
+    opt_in = opt_in_snapshots()
+    rows = [
+        (
+            case.name,
+            f"{len(case.prompt_ids)} tokens",
+            f"{case.num_steps} steps",
+            case.tier,
+            case.oracle,
+            "opt-in" if case.snapshot in opt_in else "",
+        )
+        for case in cases
+    ]
     for line in aligned(rows):
         show(console, line)
     return 0

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -13,10 +14,15 @@ from parity.atomic_file import write_atomically
 from parity.console import report, show
 from parity.deviations import load_deviations
 from parity.errors import UsageError
+from parity.family_table import Judged, family_table, replace_block
 from parity.gate import OnVerdict, check, exit_code
 from parity.github import annotations
+from parity.golden import GOLDENS, Golden, golden_path
+from parity.golden_folder import golden_version
 from parity.junit import junit_xml
-from parity.matrix import placed_cases, select
+from parity.matrix import placed_cases
+from parity.opt_in import choose
+from parity.platform_key import platform_key
 from parity.snapshot import Snapshot
 from parity.trace import Runner
 from parity.verdict import Status, Verdict, counts
@@ -35,13 +41,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--github", action="store_true", help="print annotations for a GitHub workflow")
     parser.add_argument("--jobs", type=_jobs, metavar="N", help="worker processes (default: one a processor)")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="keep every trace here, for assay diff")
+    parser.add_argument(
+        "--families", type=Path, metavar="FILE", help="rewrite the table of families in this Markdown file"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, report, decide."""
     placed = placed_cases()
-    cases = select((case for case, _ in placed), args.pattern)
+    chosen = choose((case for case, _ in placed), args.pattern)
+    cases = chosen.cases
     if args.junit is not None and (args.junit.is_dir() or not args.junit.absolute().parent.is_dir()):
         raise UsageError(
             "the JUnit report cannot be written", file=args.junit, next_step="name a file in a folder that exists"
@@ -63,13 +73,28 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"counts": counts(verdicts), "cases": [verdict.to_json() for verdict in verdicts]}))
     else:
         report(Console(), verdicts)
+    if chosen.line:
+        show(errors if args.json else Console(), chosen.line)
     if args.github:
         places = {case.name: place for case, place in placed}
         for line in annotations(verdicts, places):
             print(line, file=sys.stderr if args.json else sys.stdout)
     if args.junit is not None:
         write_atomically(args.junit, junit_xml(verdicts))
+    if args.families is not None:
+        table = family_table(_judged(verdicts))
+        write_atomically(args.families, replace_block(args.families.read_text(encoding="utf-8"), table).encode())
     return exit_code(verdicts)
+
+
+def _judged(verdicts: tuple[Verdict, ...]) -> Iterator[Judged]:
+    """What the table of families needs: each case with its verdict and its golden's cache words."""
+    for verdict in verdicts:
+        if verdict.case is not None and verdict.case.sampling is None:
+            version = golden_version(verdict.case.oracle, GOLDENS, platform_key())
+            file = golden_path(verdict.case, version=version or "")
+            cache = Golden.load(file).cache if file.exists() else ()
+            yield Judged(case=verdict.case, cache=cache, status=verdict.status.value)
 
 
 def engine_runner() -> Runner:

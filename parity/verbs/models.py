@@ -7,11 +7,13 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
+from parity.errors import UsageError
 from parity.home import assay_home
 from parity.matrix import load_cases
-from parity.models.catalogue import Entry, entries
+from parity.models.catalogue import Entry, GgufPartsSource, entries
 from parity.models.fetch import ensure_snapshot, is_complete, models_folder, snapshot_path
 from parity.models.tiny_catalogue import TinySource
+from parity.opt_in import opt_in_snapshots
 from parity.snapshot import Snapshot
 
 NAME_HELP = "a name of `assay models list`, a folder written with a slash, or hub:org/name[@revision]"
@@ -26,6 +28,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     fetch = actions.add_parser("fetch", help="build or download a snapshot and check every digest")
     fetch.add_argument("names", nargs="*", metavar="NAME", help=f"{NAME_HELP}; without one, all that the cases use")
     fetch.add_argument("--again", action="store_true", help="make it anew even if it is there")
+    fetch.add_argument(
+        "--accept-terms", action="store_true", help="accept the terms of use of the named snapshots that have some"
+    )
     path = actions.add_parser("path", help="print the folder of a snapshot that is on this machine")
     path.add_argument("name", metavar="NAME", help=NAME_HELP)
     parser.set_defaults(run=run)
@@ -36,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         return _list(as_json=args.json)
     if args.action == "fetch":
-        names = args.names or tuple(dict.fromkeys(case.snapshot for case in load_cases()))
-        snapshots = [_fetch(name, again=args.again, quiet=args.json) for name in names]
+        names = args.names or _default_names(accept_terms=args.accept_terms)
+        snapshots = [_fetch(name, again=args.again, accept_terms=args.accept_terms, quiet=args.json) for name in names]
         _print_fetched(snapshots, as_json=args.json)
         return 0
     path = snapshot_path(args.name)
@@ -65,13 +70,33 @@ def _list(*, as_json: bool) -> int:
     return 0
 
 
-def _fetch(name: str, *, again: bool, quiet: bool) -> Snapshot:
+def _default_names(*, accept_terms: bool) -> tuple[str, ...]:
+    """Every snapshot of the cases but the opt-in ones, which have to be named.
+
+    Raises:
+        UsageError: Terms are accepted, and it is not said whose.
+    """
+    if accept_terms:
+        having = ", ".join(entry.name for entry in entries().values() if entry.terms is not None)
+        raise UsageError(
+            "--accept-terms needs the name of a snapshot",
+            having_terms=having,
+            next_step="assay models fetch NAME --accept-terms",
+        )
+    used = tuple(dict.fromkeys(case.snapshot for case in load_cases()))
+    opt_in = [name for name in used if name in opt_in_snapshots()]
+    if opt_in:
+        _to_stderr(f"left out: {', '.join(opt_in)} (opt-in: assay models fetch NAME --accept-terms)")
+    return tuple(name for name in used if name not in opt_in)
+
+
+def _fetch(name: str, *, again: bool, accept_terms: bool, quiet: bool) -> Snapshot:
     # Progress goes to standard error, so that standard output holds the result alone.
     console = Console(stderr=True, highlight=False)
     if console.is_terminal and not quiet:
         with console.status(f"fetching {name}") as status:
-            return ensure_snapshot(name, again=again, report=status.update)
-    return ensure_snapshot(name, again=again, report=_to_stderr)
+            return ensure_snapshot(name, again=again, accept_terms=accept_terms, report=status.update)
+    return ensure_snapshot(name, again=again, accept_terms=accept_terms, report=_to_stderr)
 
 
 def _print_fetched(snapshots: list[Snapshot], *, as_json: bool) -> None:
@@ -95,18 +120,23 @@ def _print_fetched(snapshots: list[Snapshot], *, as_json: bool) -> None:
 
 
 def _row(entry: Entry) -> dict[str, object]:
-    source = (
-        f"seed {entry.source.seed}"
-        if isinstance(entry.source, TinySource)
-        else f"{entry.source.wheel.package} {entry.source.wheel.version}"
-    )
     return {
         "name": entry.name,
         "dtype": entry.dtype,
         "licence": entry.licence,
-        "source": source,
+        "source": _source(entry),
         "title": entry.title,
     }
+
+
+def _source(entry: Entry) -> str:
+    source = entry.source
+    if isinstance(source, TinySource):
+        return f"seed {source.seed}"
+    if isinstance(source, GgufPartsSource):
+        first, *others = source.parts
+        return f"{first.package} {first.version} and {len(others)} more"
+    return f"{source.wheel.package} {source.wheel.version}"
 
 
 def _print_plain(rows: list[dict[str, object]]) -> None:

@@ -46,12 +46,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: The pattern matches nothing, or options contradict each other.
     """
-    from parity.matrix import load_cases, select  # noqa: PLC0415 - reading all case tables is this verb's work, not import's
+    from parity.matrix import load_cases  # noqa: PLC0415 - reading all case tables is this verb's work, not import's
     from parity.models.fetch import ensure_snapshot  # noqa: PLC0415 - as above
+    from parity.opt_in import choose  # noqa: PLC0415 - as above
 
     _check(args)
     cases = load_cases()
-    chosen = select(cases, args.pattern)
+    choice = choose(cases, args.pattern)
+    chosen = choice.cases
+    if choice.line:
+        print(choice.line, file=sys.stderr)
     if args.if_none:
         there = any(golden_version(oracle, GOLDENS, platform_key()) for oracle in {case.oracle for case in chosen})
         interrupted = Journal.of(GOLDENS).folder.is_dir()

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.attention import attend, causal_mask
+from engine.attention import attend
+from engine.cache.plain import PlainCache
 from engine.cache.protocol import Heads, PackedHeads
 from engine.cache.quantized import pack
 
@@ -52,7 +53,7 @@ def causal(L: int, T: int) -> mx.array:
 
 
 def test_a_single_query_needs_no_mask_and_several_are_causal() -> None:
-    assert (causal_mask(1), causal_mask(2), causal_mask(300)) == (None, "causal", "causal")
+    assert (PlainCache().mask(1), PlainCache().mask(2), PlainCache().mask(300)) == (None, "causal", "causal")
 
 
 @dtypes
@@ -62,8 +63,8 @@ def test_grouped_heads_are_repeated_heads(
     normal: Normal, same_bits: Check, dtype: mx.Dtype, bits: int | None, L: int
 ) -> None:
     q, keys, values = inputs(normal, dtype, bits, L=L, T=9)
-    grouped = attend(q, keys, values, scale=SCALE, mask=causal_mask(L))
-    same_bits(attend(q, repeated(keys, 3), repeated(values, 3), scale=SCALE, mask=causal_mask(L)), grouped)
+    grouped = attend(q, keys, values, scale=SCALE, mask=PlainCache().mask(L))
+    same_bits(attend(q, repeated(keys, 3), repeated(values, 3), scale=SCALE, mask=PlainCache().mask(L)), grouped)
 
 
 @dtypes
@@ -145,7 +146,7 @@ def test_packed_attention_is_its_steps_over_dequantised_heads(
     scores = (q * SCALE) @ k.swapaxes(-1, -2)
     scores = mx.where(causal(L, 9), scores, mx.finfo(dtype).min)
     expected = mx.softmax(scores, axis=-1, precise=True) @ v
-    actual = attend(q, keys, values, scale=SCALE, mask=causal_mask(L))
+    actual = attend(q, keys, values, scale=SCALE, mask=PlainCache().mask(L))
     # float32 products of packed heads are those of dequantised ones; 16-bit ones round every operation
     (same_bits if dtype == mx.float32 else other_bits)(expected, actual)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.convert import KVMode
+from engine.cache.plain import PlainCache
 from engine.errors import RequestError
 from engine.generate import PIECE, Feed, Step, forced, greedy, steps
 from engine.model import CausalModel
@@ -234,11 +235,15 @@ class Unrun:
 
     vocabulary = 128
     head_width = 48
+    no_packed_kv = None
 
     def make_caches(self) -> Any:
+        return (PlainCache(),)
+
+    def hidden(self, *_: object) -> Any:
         raise AssertionError("run before the request was checked")
 
-    hidden = logits = make_caches
+    logits = hidden
 
 
 def refusal(ids: Sequence[int] = (1,), **options: Any) -> str:

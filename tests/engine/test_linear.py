@@ -4,12 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointError
 from engine.linear import Embedding, Linear, Packed
-from engine.quantization import AFFINE_BITS, AFFINE_GROUPS, Format, Quantization
+from engine.quantization import AFFINE_BITS, AFFINE_GROUPS, FLOATING, Format, Quantization
 
 Check = Callable[..., None]
 Normal = Callable[..., mx.array]
@@ -145,3 +147,136 @@ def test_a_width_that_no_group_divides_is_refused(tmp_path: Path) -> None:
     }
     with pytest.raises(CheckpointError):
         Linear.take(checkpoint(tmp_path, tensors, {"bits": 4, "group_size": 32}), "l", inputs=48, outputs=24)
+
+
+# weights of small floats
+
+
+every_float = pytest.mark.parametrize("mode", FLOATING)
+UNIT_SCALE = {"mxfp4": 127, "nvfp4": 56, "mxfp8": 127}  # the byte that means 1.0
+
+
+def packed_floats(matrix: mx.array, mode: str) -> Packed:
+    bits, group = FLOATING[mode]
+    weight, scales = mx.quantize(matrix, group_size=group, bits=bits, mode=mode)
+    return Packed(weight=weight, scales=scales, biases=None, format=Format(bits=bits, group_size=group, mode=mode))
+
+
+def decoded(matrix: Packed, *, scaled: bool = True) -> npt.NDArray[np.float32]:
+    """What a matrix stands for, exactly; or its elements before their scale is applied."""
+    form = matrix.format
+    scales = matrix.scales if scaled else mx.full(matrix.scales.shape, UNIT_SCALE[form.mode], dtype=mx.uint8)
+    return np.array(
+        mx.dequantize(
+            matrix.weight, scales, group_size=form.group_size, bits=form.bits, mode=form.mode, dtype=mx.float32
+        )
+    )
+
+
+def product_by_groups(x_ND: mx.array, matrix: Packed) -> npt.NDArray[np.float32]:
+    """Each group summed by itself without its scale, then scaled, then added; all rounded to x's dtype."""
+    dtype, group = x_ND.dtype, matrix.format.group_size
+
+    def rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return np.array(mx.array(values).astype(dtype).astype(mx.float32))
+
+    elements, values = decoded(matrix, scaled=False), decoded(matrix)
+    divided = np.divide(values, elements, out=np.zeros_like(values), where=elements != 0)
+    scales = divided.reshape(len(values), -1, group).max(axis=-1)
+    x = np.array(x_ND.astype(mx.float32))
+    total = np.zeros((len(x), len(values)), dtype=np.float32)
+    for g in range(values.shape[-1] // group):
+        within = np.zeros_like(total)
+        for k in range(g * group, (g + 1) * group):
+            within = rounded(within + rounded(x[:, k, None] * elements[None, :, k]))
+        total = rounded(total + rounded(within * scales[None, :, g]))
+    return total
+
+
+@every_float
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_a_product_with_small_floats_sums_each_group_before_it_scales_it(
+    normal: Normal, same_bits: Check, mode: str, dtype: mx.Dtype
+) -> None:
+    matrix, x = packed_floats(normal(1, (12, 128)), mode), normal(2, (3, 128), dtype)
+    same_bits(mx.array(product_by_groups(x, matrix)).astype(dtype), matrix.product(x))
+
+
+@every_float
+def test_several_groups_of_small_floats_are_not_one_dense_sum(normal: Normal, other_bits: Check, mode: str) -> None:
+    matrix, x = packed_floats(normal(1, (24, 128)), mode), normal(2, (5, 128))
+    other_bits(x @ mx.array(decoded(matrix)).T, matrix.product(x))
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8"])
+def test_one_group_whose_scale_is_a_power_of_two_is_the_dense_sum(normal: Normal, same_bits: Check, mode: str) -> None:
+    matrix, x = packed_floats(normal(1, (24, 32)), mode), normal(2, (5, 32))
+    same_bits(x @ mx.array(decoded(matrix)).T, matrix.product(x))
+
+
+@every_float
+def test_rows_of_small_floats_are_exact_in_bfloat16(normal: Normal, same_bits: Check, mode: str) -> None:
+    table = packed_floats(normal(1, (16, 64)), mode)
+    ids = mx.array([[3, 3, 15], [0, 7, 2]])
+    rows = Embedding(path="e", weight=table)(ids)
+    assert rows.dtype == mx.bfloat16  # whatever the model computes in, as the oracle's embedding does
+    same_bits(decoded(table)[np.array(ids)], np.array(rows.astype(mx.float32)))
+
+
+def float_checkpoint(folder: Path, mode: str, **changes: mx.array | None) -> Checkpoint:
+    matrix = packed_floats(mx.ones((24, 64)), mode)
+    bits, group = FLOATING[mode]
+    leaves = {"weight": matrix.weight, "scales": matrix.scales} | changes
+    tensors = {f"l.{leaf}": array for leaf, array in leaves.items() if array is not None}
+    return checkpoint(folder, tensors, {"bits": bits, "group_size": group, "mode": mode})
+
+
+@every_float
+def test_small_floats_keep_their_scales_as_bytes_and_have_no_biases(tmp_path: Path, mode: str) -> None:
+    source = float_checkpoint(tmp_path, mode)
+    layer = Linear.take(source, "l", inputs=64, outputs=24)
+    source.finish(dropped={})
+    assert isinstance(layer.weight, Packed)
+    assert (layer.weight.weight.dtype, layer.weight.scales.dtype) == (mx.uint32, mx.uint8)
+    assert (layer.weight.biases, layer.weight.format.mode) == (None, mode)
+
+
+@every_float
+def test_scales_that_are_no_bytes_are_refused(tmp_path: Path, mode: str) -> None:
+    floats = mx.ones((24, 64 // FLOATING[mode][1]))
+    with pytest.raises(CheckpointError) as caught:
+        Linear.take(float_checkpoint(tmp_path, mode, scales=floats), "l", inputs=64, outputs=24)
+    assert str(caught.value) == (
+        "tensor l.scales has the wrong dtype\n"
+        "  expected  mlx.core.uint8\n"
+        "  found     mlx.core.float32\n"
+        "  next      compare the quantization entry of config.json with the weights"
+    )
+
+
+@every_float
+def test_packed_words_without_scales_are_refused(tmp_path: Path, mode: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^tensor l\.weight has the wrong shape\n"):
+        Linear.take(float_checkpoint(tmp_path, mode, scales=None), "l", inputs=64, outputs=24)
+
+
+def test_words_that_are_floats_are_refused(tmp_path: Path) -> None:
+    words = mx.ones((24, 64 * 4 // 32))
+    with pytest.raises(
+        CheckpointError, match=r"^tensor l\.weight has the wrong dtype\n  expected  mlx\.core\.uint32\n"
+    ):
+        Linear.take(float_checkpoint(tmp_path, "mxfp4", weight=words), "l", inputs=64, outputs=24)
+
+
+@every_float
+def test_biases_beside_small_floats_are_left_over(tmp_path: Path, mode: str) -> None:
+    source = float_checkpoint(tmp_path, mode, biases=mx.zeros((24, 64 // FLOATING[mode][1])))
+    Linear.take(source, "l", inputs=64, outputs=24)
+    with pytest.raises(CheckpointError, match=r"\n  tensors  l\.biases\n"):
+        source.finish(dropped={})
+
+
+def test_affine_scales_that_are_bytes_are_refused(tmp_path: Path) -> None:
+    tensors = stored() | {"l.scales": mx.ones((24, 2), dtype=mx.uint8)}
+    with pytest.raises(CheckpointError, match=r"^tensor l\.scales has the wrong dtype\n  expected  a floating dtype\n"):
+        Linear.take(checkpoint(tmp_path, tensors, {"bits": 4, "group_size": 32}), "l", inputs=64, outputs=24)

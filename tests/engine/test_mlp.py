@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.activation import swiglu
 from engine.linear import Linear
-from engine.mlp import SwiGLU, swiglu
+from engine.mlp import FusedGatedMLP, GatedMLP
 
 dtypes = pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
 
@@ -58,11 +59,27 @@ def test_the_layer_is_down_of_gate_and_up(
     same_bits: Callable[..., None], normal: Callable[..., mx.array], dtype: mx.Dtype
 ) -> None:
     gate, up, down = (normal(seed, shape, dtype) for seed, shape in ((0, (48, 32)), (1, (48, 32)), (2, (32, 48))))
-    layer = SwiGLU(
+    layer = GatedMLP(
         path="m",
         gate=Linear(path="m.gate_proj", weight=gate),
         up=Linear(path="m.up_proj", weight=up),
         down=Linear(path="m.down_proj", weight=down),
+        activation=swiglu,
+    )
+    x = normal(3, (2, 3, 32), dtype)
+    same_bits(by_definition(x @ gate.T, x @ up.T) @ down.T, layer(x))
+
+
+@dtypes
+def test_the_fused_layer_is_the_gated_one_with_gate_above_up(
+    same_bits: Callable[..., None], normal: Callable[..., mx.array], dtype: mx.Dtype
+) -> None:
+    gate, up, down = (normal(seed, shape, dtype) for seed, shape in ((0, (48, 32)), (1, (48, 32)), (2, (32, 48))))
+    layer = FusedGatedMLP(
+        path="m",
+        gate_up=Linear(path="m.gate_up_proj", weight=mx.concatenate([gate, up])),
+        down=Linear(path="m.down_proj", weight=down),
+        activation=swiglu,
     )
     x = normal(3, (2, 3, 32), dtype)
     same_bits(by_definition(x @ gate.T, x @ up.T) @ down.T, layer(x))

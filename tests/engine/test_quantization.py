@@ -124,3 +124,16 @@ def test_a_key_that_means_nothing_in_a_module_entry_is_refused() -> None:
 def test_a_width_that_is_no_integer_is_refused() -> None:
     with pytest.raises(ConfigError):
         read({"bits": 4.0, "group_size": 64})
+
+
+def test_the_hubs_word_for_a_format_that_mlx_has_is_read() -> None:
+    entry = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    mxfp4 = Format(bits=4, group_size=32, mode="mxfp4")
+    assert read(entry, "quantization_config").format_of("model.layers.0.mlp.experts") == mxfp4
+    assert read({"quant_method": "mxfp4"}, "quantization_config").default == mxfp4
+
+
+@pytest.mark.parametrize("entry", [{"quant_method": "fp8"}, {"quant_method": "mxfp4", "desc_act": False}])
+def test_another_word_of_the_hub_is_refused(entry: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"the quantization entry of config\.json is malformed"):
+        read(entry, "quantization_config")

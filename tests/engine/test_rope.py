@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.rope import default_periods, llama3_periods, make_rope, yarn_gain, yarn_periods
+from engine.rope import (
+    default_periods,
+    llama3_periods,
+    longrope_gain,
+    longrope_periods,
+    make_rope,
+    yarn_gain,
+    yarn_periods,
+)
 
 Check = Callable[..., None]
 Normal = Callable[..., mx.array]
@@ -20,6 +28,7 @@ Doubles = npt.NDArray[np.float64]
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3_LONG = {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}
+LONGROPE = {"long_factor": [1 + i / 4 for i in range(16)], "original_max_position_embeddings": 16}
 ROUNDINGS = 4  # ULP that float32 rounding of the few operations of a period may add up to
 
 widths = pytest.mark.parametrize("width", [32, 64])
@@ -134,6 +143,30 @@ def test_the_gain_of_yarn_is_the_quotient_of_two_temperatures(
     assert ulps(np.array([gain]), np.array([yarn_gain(scaling)])) <= 1
 
 
+@bases
+def test_longrope_periods_are_the_factors_times_the_series_up_to_rounding(
+    ulps: Callable[..., int], base: float
+) -> None:
+    expected = as_periods(frequencies(32, base) / np.array(LONGROPE["long_factor"]))
+    assert ulps(expected, longrope_periods(32, base=base, scaling=LONGROPE)) <= ROUNDINGS
+
+
+@pytest.mark.parametrize(
+    ("context", "longest", "gain"),
+    [
+        (4096, 131072, 1.1902380714238083),  # Phi-3.5: spec/models.md section 8
+        (16, 4096, math.sqrt(3)),
+        (4096, 4096, 1.0),
+        (4096, 2048, 1.0),
+    ],
+)
+def test_the_gain_of_longrope_grows_with_the_logarithm_of_the_stretch(
+    ulps: Callable[..., int], context: int, longest: int, gain: float
+) -> None:
+    found = longrope_gain({"original_max_position_embeddings": context}, max_positions=longest)
+    assert ulps(np.array([gain]), np.array([found])) <= 1
+
+
 # positions
 
 
@@ -143,6 +176,7 @@ ROPES = {
     "linear": {"scaling": {"type": "linear", "factor": 3.0}},
     "llama3": {"scaling": {"rope_type": "llama3", **LLAMA3}},
     "yarn": {"scaling": {"type": "yarn", "factor": 4.0}},
+    "longrope": {"scaling": {"type": "longrope", **LONGROPE}, "max_positions": 64},
 }
 every_rope = pytest.mark.parametrize("options", ROPES.values(), ids=ROPES.keys())
 dtypes = pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
@@ -210,6 +244,24 @@ def test_yarn_multiplies_by_its_gain_before_rotating(normal: Normal, same_bits: 
     same_bits(plain(x * yarn_gain(scaling), 7), full(x, 7))
 
 
+@dtypes
+def test_longrope_multiplies_by_its_gain_before_rotating(normal: Normal, same_bits: Check, dtype: mx.Dtype) -> None:
+    scaling = {"type": "longrope", **LONGROPE}
+    x = normal(0, (1, 2, 6, 32), dtype)
+    plain, full = (make_rope(32, base=10000.0, scaling=scaling, max_positions=longest) for longest in (16, 64))
+    assert plain.gain == 1.0
+    same_bits(plain(x * math.sqrt(1.5), 7), full(x, 7))
+
+
+def test_longrope_never_uses_its_short_factors(normal: Normal, same_bits: Check) -> None:
+    x = normal(0, (1, 2, 6, 32))
+    without, beside = (
+        make_rope(32, base=10000.0, scaling={"type": "longrope", **LONGROPE, **more}, max_positions=64)
+        for more in ({}, {"short_factor": [9.0] * 16})
+    )
+    same_bits(without(x, 0), beside(x, 0))
+
+
 def test_another_base_is_another_rotation(normal: Normal, other_bits: Check) -> None:
     x = normal(0, (1, 2, 6, 32))
     other_bits(make_rope(32, base=10000.0)(x, 1), make_rope(32, base=10001.0)(x, 1))
@@ -250,10 +302,10 @@ def test_two_forms_that_contradict_each_other_are_both_named() -> None:
 
 def test_an_unknown_form_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        make_rope(32, base=10000.0, scaling={"rope_type": "longrope", "factor": 4.0})
+        make_rope(32, base=10000.0, scaling={"rope_type": "dynamic", "factor": 4.0})
     assert str(caught.value) == (
-        "rope scaling 'longrope' is unknown\n"
-        "  known  default, linear, llama3, yarn\n"
+        "rope scaling 'dynamic' is unknown\n"
+        "  known  default, linear, llama3, yarn, longrope, proportional\n"
         "  next   use a snapshot whose rope_scaling is one of these"
     )
 
@@ -292,8 +344,54 @@ def test_a_form_without_a_key_or_with_one_too_many_is_refused(
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0},
         {"type": "llama3", **LLAMA3, "high_freq_factor": "4"},
         {"type": ["linear"], "factor": 4.0},
+        {"type": "longrope", **LONGROPE, "long_factor": 2.0},
+        {"type": "longrope", **LONGROPE, "long_factor": [1.0] * 15 + [0]},
+        {"type": "longrope", **LONGROPE, "short_factor": [1.0] * 15 + ["1"]},
+        {"type": "longrope", **LONGROPE, "original_max_position_embeddings": [16]},
     ],
 )
 def test_a_value_that_is_no_positive_number_is_refused(scaling: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         make_rope(32, base=10000.0, scaling=scaling)
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "facts"),
+    [
+        ({"long_factor": [1.0] * 15}, {"max_positions": 64}, ("15", False, "64", "16")),
+        ({}, {}, (None, False, "None", "16")),
+        ({}, {"max_positions": 64, "traditional": True}, (None, True, "64", "16")),
+        ({"original_max_position_embeddings": 1}, {"max_positions": 64}, (None, False, "64", "1")),
+    ],
+)
+def test_a_longrope_that_does_not_fit_the_model_is_refused(
+    changes: dict[str, Any], given: dict[str, Any], facts: tuple[str | None, bool, str, str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_rope(32, base=10000.0, scaling={"type": "longrope", **LONGROPE, **changes}, **given)
+    factors, traditional, longest, context = facts
+    assert str(caught.value) == (
+        "rope scaling 'longrope' does not fit the model\n"
+        + (f"  long factor                       {factors}\n" if factors else "")
+        + "  pairs                             16\n"
+        f"  traditional                       {traditional}\n"
+        f"  max position embeddings           {longest}\n"
+        f"  original max position embeddings  {context}\n"
+        "  expected                          a factor a pair, pairs of halves, max_position_embeddings, and an original "
+        "context above 1\n"
+        "  next                              mend rope_scaling in config.json"
+    )
+
+
+def test_a_stated_attention_factor_must_be_the_computed_one() -> None:
+    scaling = {"type": "yarn", "factor": 8.0}
+    stated = make_rope(32, base=10000.0, scaling={**scaling, "attention_factor": 1.2079441541679836})
+    assert stated.gain == make_rope(32, base=10000.0, scaling=scaling).gain
+    with pytest.raises(ConfigError) as caught:
+        make_rope(32, base=10000.0, scaling={**scaling, "attention_factor": 1.2})
+    assert str(caught.value) == (
+        "rope scaling 'yarn' states an attention factor that its other keys do not give\n"
+        "  attention factor  1.2\n"
+        "  computed          1.2079441541679836\n"
+        "  next              mend rope_scaling in config.json"
+    )

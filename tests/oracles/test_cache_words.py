@@ -2,6 +2,10 @@ from typing import Any
 
 import pytest
 
+from engine.cache.group import CacheGroup
+from engine.cache.plain import PlainCache
+from engine.cache.recurrent import RecurrentCache
+from engine.cache.rotating import RotatingCache
 from oracles.mlx_lm.cache_words import KVOptionIgnoredError, cache_words, check_kv_obeyed
 from parity.case import KV
 from tests.oracles.shop import make_case
@@ -11,12 +15,24 @@ class KVCache:
     pass
 
 
+class RotatingKVCache:
+    def __init__(self, max_size: int, keep: int) -> None:
+        self.max_size = max_size
+        self.keep = keep
+
+
 class ArraysCache:
-    pass
+    def __init__(self, slots: int) -> None:
+        self.cache = [None] * slots
 
 
 class CacheList:
-    pass
+    def __init__(self, *caches: object) -> None:
+        self.caches = caches
+
+
+class PoolingCache:
+    """A kind that no word is known for."""
 
 
 class QuantizedKVCache:
@@ -29,8 +45,42 @@ Q8 = QuantizedKVCache(8, 64)
 ASKED = make_case(kv=KV.parse("kv8-g64"))
 
 
-def test_words() -> None:
-    assert cache_words([KVCache(), Q8, CacheList()]) == ("plain", "quantized-b8-g64", "cachelist")
+@pytest.mark.parametrize(
+    ("cache", "word"),
+    [
+        (KVCache(), "plain"),
+        (Q8, "quantized-b8-g64"),
+        (RotatingKVCache(16, 0), "rotating-w16-k0"),
+        (RotatingKVCache(512, 4), "rotating-w512-k4"),
+        (ArraysCache(2), "arrays-2"),
+        (CacheList(KVCache(), KVCache()), "list[plain,plain]"),
+        (CacheList(ArraysCache(1), RotatingKVCache(8, 0)), "list[arrays-1,rotating-w8-k0]"),
+        (PoolingCache(), "poolingcache"),
+    ],
+)
+def test_every_kind_has_its_word(cache: object, word: str) -> None:
+    assert cache_words([cache]) == (word,)
+
+
+def test_words_are_one_a_layer_in_order() -> None:
+    assert cache_words([Q8, KVCache(), ArraysCache(3)]) == ("quantized-b8-g64", "plain", "arrays-3")
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (PlainCache(), KVCache()),
+        (RotatingCache(max_size=16), RotatingKVCache(16, 0)),
+        (RotatingCache(max_size=16, keep=4), RotatingKVCache(16, 4)),
+        (RecurrentCache.empty(2), ArraysCache(2)),
+        (
+            CacheGroup(members=(PlainCache(), RecurrentCache.empty(1))),
+            CacheList(KVCache(), ArraysCache(1)),
+        ),
+    ],
+)
+def test_the_engine_has_the_same_word_for_the_same_kind(ours: Any, theirs: object) -> None:
+    assert cache_words([theirs]) == (ours.kind,)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +88,9 @@ def test_words() -> None:
     [
         [KVCache()],
         [Q8, KVCache()],
-        [CacheList(), CacheList()],
-        [ArraysCache(), ArraysCache()],
+        [CacheList(KVCache()), CacheList(KVCache())],
+        [ArraysCache(2), ArraysCache(2)],
+        [RotatingKVCache(16, 0), Q8],
         [QuantizedKVCache(4, 64)],
         [QuantizedKVCache(8, 32)],
         [],
@@ -51,7 +102,7 @@ def test_an_option_that_was_ignored_or_changed_is_an_error(caches: Any) -> None:
 
 
 def test_recurrent_state_has_nothing_to_quantise() -> None:
-    check_kv_obeyed(ASKED, [ArraysCache(), Q8])
+    check_kv_obeyed(ASKED, [ArraysCache(2), Q8])
 
 
 def test_a_conversion_that_nobody_asked_for_is_an_error() -> None:

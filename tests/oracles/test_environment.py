@@ -1,8 +1,11 @@
+import ensurepip
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +44,19 @@ def local(oracle: Oracle, tmp_path: Path) -> Oracle:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with pip and nothing else: making one takes seconds."""
+    """A virtual environment with pip and nothing else; pip is unpacked into it, since having it installed takes seconds."""
     folder = tmp_path_factory.mktemp("bare") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    shelves = [
+        Path(ensurepip.__file__).parent / "_bundled",
+        Path(sysconfig.get_config_var("WHEEL_PKG_DIR") or "/nowhere"),
+    ]
+    (wheel,) = (file for shelf in shelves for file in shelf.glob("pip-*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(next(folder.glob("lib/python*/site-packages")))
+    caching = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "--help"]  # leaves its compiled modules for the copies
+    subprocess.run(pip, check=True, stdout=subprocess.DEVNULL, env=caching)
     return folder
 
 

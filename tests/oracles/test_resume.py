@@ -41,7 +41,7 @@ def start_recording(shop: Shop, cases: list[Case]) -> subprocess.Popen[bytes]:
 
 
 def test_a_recording_killed_at_any_moment_resumes_and_never_leaves_half_a_golden(shop: Shop, tmp_path: Path) -> None:
-    cases = cases_of(12)
+    cases = cases_of(14)
     do(shop, cases, into=tmp_path / "wanted")
     wanted = shop.files(tmp_path / "wanted")
     (shop.snapshot / "log").unlink()
@@ -52,7 +52,7 @@ def test_a_recording_killed_at_any_moment_resumes_and_never_leaves_half_a_golden
         if all(golden_path(case, version="1.0", root=shop.goldens).exists() for case in cases):
             break
         running = start_recording(shop, cases)
-        enough = len(shop.runs) + int(draw.integers(1, 4))
+        enough = len(shop.runs) + int(draw.integers(2, 5))
         while len(shop.runs) < enough and running.poll() is None:
             time.sleep(0.001)
         time.sleep(float(draw.uniform(0, 0.03)))

@@ -97,6 +97,35 @@ def test_globs_choose_and_modules_without_tensors_are_never_chosen() -> None:
     assert list(everything.take()) == ["q_proj", "k_proj", "norm"]
 
 
+class SwitchLinear(Linear):
+    pass
+
+
+class QuantizedSwitchLinear(Linear):
+    pass
+
+
+class Experts(Model):
+    pass
+
+
+def test_single_experts_are_never_watched_but_their_layer_is() -> None:
+    experts = Experts(gate_proj=SwitchLinear(2), down_proj=QuantizedSwitchLinear(3))
+    model = Model(router=Linear(1), switch_mlp=experts)
+    taps = Taps(model, ["*"])
+    with taps.watching():
+        model(x(1))
+    seen = taps.take()
+    assert list(seen) == ["router", "switch_mlp"]
+    assert seen["switch_mlp"].tolist() == [[0, 6]]
+
+
+@pytest.mark.parametrize("expert", [SwitchLinear, QuantizedSwitchLinear])
+def test_a_glob_for_single_experts_watches_nothing(expert: Any) -> None:
+    with pytest.raises(UnwatchableModuleError, match=r"record '\*gate_proj' matches no module path"):
+        Taps(Model(switch_mlp=Experts(gate_proj=expert(2))), ["*gate_proj"])
+
+
 def test_a_glob_that_watches_nothing_is_an_error() -> None:
     with pytest.raises(UnwatchableModuleError, match=r"record 'rope' matches no module path"):
         Taps(Model(rope=Rope(), q_proj=Linear(1)), ["*", "rope"])

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from parity.case import KV, Case
-from parity.console import aligned, closing, report
+from parity.console import aligned, closing, report, summary
 from parity.verdict import Status, Verdict
 
 
@@ -33,10 +33,9 @@ def printed(verdicts: tuple[Verdict, ...], **options: Any) -> str:
 
 def test_elsewhere_than_on_a_terminal_lines_are_plain_and_whole(verdicts: tuple[Verdict, ...]) -> None:
     assert printed(verdicts).splitlines() == [
-        "model  snapshot  dtype  kv       identical  other",
-        "llama  toy       f32    fp       2          1 DIFFERENT",
-        "llama  toy       f32    kv8-g64  1          -",
-        "-      no case   -      -        0          1 STALE_GOLDEN",
+        "model  snapshot  dtype  KV modes     identical  other",
+        "llama  toy       f32    fp, kv8-g64  3          1 DIFFERENT",
+        "-      no case   -      -            0          1 STALE_GOLDEN",
         "",
         "DIFFERENT  said [bold]so[/bold]",
         "",
@@ -44,6 +43,16 @@ def test_elsewhere_than_on_a_terminal_lines_are_plain_and_whole(verdicts: tuple[
         "",
         "5 cases: 3 IDENTICAL, 1 DIFFERENT, 1 STALE_GOLDEN",
     ]
+
+
+def test_tiny_snapshots_of_a_family_share_a_row_and_many_modes_are_counted(make_case: Callable[..., Case]) -> None:
+    cases = [
+        make_case(snapshot=f"llama-{form}-tiny", kv=KV(bits=bits))
+        for form, bits in zip("abcde", (2, 3, 4, 5, 6), strict=True)
+    ]
+    verdicts = [Verdict(name=c.name, case=c, status=Status.IDENTICAL, what="", model_type="llama") for c in cases]
+
+    assert summary(verdicts) == [("llama", "tiny", "f32", "kv2-g64, kv3-g64, kv4-g64, 2 more", "5", "-")]
 
 
 def test_a_terminal_gets_boxes_and_colour(verdicts: tuple[Verdict, ...]) -> None:

@@ -7,8 +7,12 @@ import mlx.core as mx
 import pytest
 
 from engine.cache.convert import KVMode, check_kv_mode, converted
+from engine.cache.group import CacheGroup
 from engine.cache.plain import PlainCache
+from engine.cache.protocol import Cache
 from engine.cache.quantized import QuantizedCache, pack
+from engine.cache.recurrent import RecurrentCache
+from engine.cache.rotating import RotatingCache
 from engine.errors import RequestError
 from engine.quantization import AFFINE_BITS, AFFINE_GROUPS
 
@@ -81,7 +85,7 @@ def test_each_cache_is_judged_by_itself(normal: Normal) -> None:
 )
 def test_an_unknown_mode_is_refused(mode: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
-        check_kv_mode(KVMode(**mode), head_width=64)
+        check_kv_mode(KVMode(**mode), [PlainCache()], head_width=64, no_packed_kv=None)
     assert str(caught.value) == (
         "unknown KV mode\n"
         f"  bits        {mode['bits']}\n"
@@ -95,7 +99,7 @@ def test_an_unknown_mode_is_refused(mode: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("head_width", "group_size"), [(32, 64), (64, 128), (80, 32), (96, 64)])
 def test_a_group_that_does_not_divide_the_head_is_refused(head_width: int, group_size: int) -> None:
     with pytest.raises(RequestError) as caught:
-        check_kv_mode(KVMode(bits=8, group_size=group_size), head_width=head_width)
+        check_kv_mode(KVMode(bits=8, group_size=group_size), [PlainCache()], head_width=head_width, no_packed_kv=None)
     assert str(caught.value) == (
         "the KV mode does not fit the model's heads\n"
         f"  head width  {head_width}\n"
@@ -104,6 +108,52 @@ def test_a_group_that_does_not_divide_the_head_is_refused(head_width: int, group
     )
 
 
-def test_a_mode_that_fits_is_accepted_and_no_width_fits_every_head() -> None:
-    check_kv_mode(KVMode(bits=4, group_size=32), head_width=96)
-    check_kv_mode(KVMode(), head_width=7)
+@pytest.mark.parametrize(
+    ("caches", "reason"),
+    [
+        ([RotatingCache(max_size=16)], "its caches are rotating-w16-k0"),
+        ([PlainCache(), RotatingCache(max_size=16, keep=4)], "its caches are rotating-w16-k4"),
+        (
+            [RotatingCache(max_size=8), CacheGroup(members=(PlainCache(),)), RotatingCache(max_size=8)],
+            "its caches are list[plain], rotating-w8-k0",
+        ),
+        ([CacheGroup(members=(PlainCache(), RecurrentCache.empty(2)))], "its caches are list[plain,arrays-2]"),
+        ([RecurrentCache.empty(2), RecurrentCache.empty(1)], "its caches are recurrent only"),
+        ([], "its caches are recurrent only"),
+    ],
+)
+def test_caches_that_cannot_be_packed_are_refused(caches: list[Cache], reason: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_kv_mode(KVMode(bits=8), caches, head_width=64, no_packed_kv=None)
+    assert str(caught.value) == (
+        "the model's keys and values cannot be packed\n"
+        f"  reason  {reason}\n"
+        "  next    use the KV mode fp"
+    )  # fmt: skip
+
+
+def test_a_familys_own_reason_against_packing_is_told_whatever_its_caches() -> None:
+    with pytest.raises(RequestError) as caught:
+        check_kv_mode(KVMode(bits=8), [PlainCache()], head_width=64, no_packed_kv="its attention has sinks")
+    assert str(caught.value) == (
+        "the model's keys and values cannot be packed\n  reason  its attention has sinks\n  next    use the KV mode fp"
+    )
+
+
+@pytest.mark.parametrize("others", [[], [RecurrentCache.empty(2)]])
+def test_a_mode_that_fits_is_accepted(others: list[Cache]) -> None:
+    check_kv_mode(KVMode(bits=4, group_size=32), [*others, PlainCache()], head_width=96, no_packed_kv=None)
+
+
+@pytest.mark.parametrize("caches", [[PlainCache()], [RotatingCache(max_size=16)], [RecurrentCache.empty(1)]])
+def test_keys_as_computed_fit_every_head_and_every_cache(caches: list[Cache]) -> None:
+    check_kv_mode(KVMode(), caches, head_width=7, no_packed_kv="its attention has sinks")
+
+
+def test_only_plain_caches_are_converted(normal: Normal) -> None:
+    new = normal(0, (1, 2, 10, 128))
+    ring, _, _ = RotatingCache(max_size=16).append(new, new)
+    state = RecurrentCache.empty(1).advanced(new, by=10)
+    group = CacheGroup(members=(plain(normal, 10),))
+    for before, after in zip((ring, state, group), converted([ring, state, group], KVMode(bits=8)), strict=True):
+        assert after is before

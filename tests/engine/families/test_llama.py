@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.cache.plain import PlainCache
 from engine.checkpoint import Checkpoint
 from engine.errors import CheckpointError, ConfigError
 from engine.families.llama import Config
@@ -207,6 +208,50 @@ def test_the_graph_is_its_formula(write_llama: Callable[..., Path], same_bits: C
     same_bits(expected, logits(open_model(folder, dtype=dtype), [IDS]))  # type: ignore[arg-type]
 
 
+# sliding layers
+
+
+SLIDING: dict[str, Any] = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "sliding_window": 4}
+
+
+def test_a_sliding_layer_keeps_a_ring_and_a_full_one_everything(llama: Llama) -> None:
+    model = llama(layer_types=["sliding_attention", "full_attention"], sliding_window=16)
+    assert [cache.kind for cache in model.make_caches()] == ["rotating-w16-k0", "plain"]
+    windows = llama(layer_types=["full_attention"] * 2, sliding_window=16).make_caches()
+    assert [cache.kind for cache in windows] == ["plain", "plain"]
+
+
+@dtypes
+@pytest.mark.parametrize("cuts", [[], [6], [1, 2, 3], [3, 8], list(range(1, 11))])
+def test_a_sliding_layer_sees_its_window_and_no_further(
+    llama: Llama, same_bits: Check, other_bits: Check, dtype: str, cuts: list[int]
+) -> None:
+    model = llama(dtype, **SLIDING)
+    one, two = logits(model, [IDS], cuts), logits(model, [[IDS[0], 1, *IDS[2:]]], cuts)
+    for position in range(len(IDS)):
+        (other_bits if 1 <= position < 1 + 4 else same_bits)(one[:, position], two[:, position])
+
+
+@dtypes
+def test_a_window_that_is_never_left_changes_nothing(llama: Llama, same_bits: Check, dtype: str) -> None:
+    wide = llama(dtype, **SLIDING | {"sliding_window": len(IDS)})
+    full = llama(dtype, num_hidden_layers=1)
+    for cuts in ([], [6], list(range(1, 11))):
+        same_bits(logits(full, [IDS], cuts), logits(wide, [IDS], cuts))
+
+
+@dtypes
+def test_a_layer_that_slides_is_attention_under_a_band(
+    llama: Llama, same_bits: Check, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = logits(llama(dtype, **SLIDING), [IDS])
+    positions = np.arange(len(IDS))
+    reach = positions[:, None] - positions[None]
+    band = mx.array((reach >= 0) & (reach < 4))
+    monkeypatch.setattr(PlainCache, "mask", lambda *_, **__: band)
+    same_bits(logits(llama(dtype, num_hidden_layers=1), [IDS]), whole)
+
+
 def test_an_untied_head_has_nothing_that_may_be_left_over(
     write_llama: Callable[..., Path], edit_weights: Check
 ) -> None:
@@ -287,15 +332,25 @@ def test_an_activation_other_than_silu_is_refused(write_llama: Callable[..., Pat
     )  # fmt: skip
 
 
-def test_sliding_layers_are_refused(write_llama: Callable[..., Path]) -> None:
-    folder = write_llama()
-    config(folder, layer_types=["full_attention"] * 2, sliding_window=128)
+@pytest.mark.parametrize(
+    ("layer_types", "window", "told"),
+    [
+        (["sliding_attention", "full_attention"], None, "full_attention, sliding_attention"),
+        (["sliding_attention", "full_attention"], 0, "full_attention, sliding_attention"),
+        (["full_attention", "linear_attention"], 16, "full_attention, linear_attention"),
+    ],
+)
+def test_layers_of_no_known_kind_or_without_their_window_are_refused(
+    write_llama: Callable[..., Path], layer_types: list[str], window: int | None, told: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        config(folder, layer_types=["sliding_attention", "full_attention"])
+        config(write_llama(), layer_types=layer_types, sliding_window=window)
     assert str(caught.value) == (
-        "llama with sliding layers is not supported\n"
-        "  layer types  full_attention, sliding_attention\n"
-        "  next         use a snapshot with full attention only"
+        "llama has no such layers\n"
+        f"  layer types     {told}\n"
+        f"  sliding window  {window}\n"
+        "  known           full_attention, and sliding_attention together with sliding_window\n"
+        "  next            mend config.json"
     )
 
 
@@ -339,8 +394,14 @@ def test_layer_types_that_are_no_names_are_refused(write_llama: Callable[..., Pa
 
 
 def test_layer_types_of_another_number_of_layers_are_refused(write_llama: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         config(write_llama(), layer_types=["full_attention"] * 3)
+    assert str(caught.value) == (
+        "layer_types does not name every layer\n"
+        "  layer types        3\n"
+        "  num hidden layers  2\n"
+        "  next               mend config.json"
+    )
 
 
 def test_weights_are_cast_once_to_the_dtype_asked_for(write_llama: Callable[..., Path], same_bits: Check) -> None:

@@ -96,7 +96,7 @@ def weights() -> dict[str, npt.NDArray[np.float32]]:
 
 
 @pytest.fixture
-def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], WheelMember]:
+def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., WheelMember]:
     """Put a valid wheel where pip, cut off from every index, finds it."""
     shelf = tmp_path / "shelf"
     shelf.mkdir()
@@ -104,12 +104,13 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[byt
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
 
-    def make(member: bytes) -> WheelMember:
-        wheel = shelf / "assay_small-1.0-py3-none-any.whl"
-        info = "assay_small-1.0.dist-info"
+    def make(member: bytes, package: str = "assay-small") -> WheelMember:
+        module = package.replace("-", "_")
+        wheel = shelf / f"{module}-1.0-py3-none-any.whl"
+        info = f"{module}-1.0.dist-info"
         contents = {
-            "assay_small/small.gguf": member,
-            f"{info}/METADATA": b"Metadata-Version: 2.1\nName: assay-small\nVersion: 1.0\n",
+            f"{module}/small.gguf": member,
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
             f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         record = ""
@@ -120,11 +121,11 @@ def make_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[byt
             for name, data in (contents | {f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}).items():
                 archive.writestr(name, data)
         return WheelMember(
-            package="assay-small",
+            package=package,
             version="1.0",
             file=wheel.name,
             sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-            member="assay_small/small.gguf",
+            member=f"{module}/small.gguf",
             member_sha256=hashlib.sha256(member).hexdigest(),
         )
 

@@ -73,6 +73,16 @@ def test_each_kind_of_tensor_has_its_spread() -> None:
         assert abs(found[name][1] / spread - 1) < 0.05
 
 
+def test_what_goes_into_an_activation_that_clips_is_spread_wider() -> None:
+    shapes = {
+        f"model.layers.0.mlp.experts.{name}.weight": (8, 64, 64) for name in ("gate_proj", "up_proj", "down_proj")
+    }
+    for model_type, spreads in (("gpt_oss", (0.5, 0.5, 0.125)), ("mixtral", (0.125, 0.125, 0.125))):
+        tensors = build_tiny(shapes, dtype="F32", model_type=model_type).values()
+        found = [tensor.values().std() for tensor in tensors]
+        assert np.allclose(found, spreads, rtol=0.05)
+
+
 def test_bfloat16_is_the_rounded_float32() -> None:
     wide, narrow = build_tiny(SHAPES, dtype="F32"), build_tiny(SHAPES)
     for name in SHAPES:

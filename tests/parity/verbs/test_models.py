@@ -91,6 +91,32 @@ def test_fetch_without_a_name_takes_all_that_the_cases_use(
     assert [row["name"] for row in json.loads(capsys.readouterr().out)["snapshots"]] == ["llama-tiny"]
 
 
+def test_fetch_without_a_name_leaves_out_what_is_opt_in_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = tuple(case for case in load_cases() if case.snapshot in {"llama-tiny", "gemma3-270m"})
+    assert {case.snapshot for case in cases} == {"llama-tiny", "gemma3-270m"}
+    monkeypatch.setattr(models, "load_cases", lambda: cases)
+    assert assay("--json", "models", "fetch") == 0
+    out, err = capsys.readouterr()
+    assert [row["name"] for row in json.loads(out)["snapshots"]] == ["llama-tiny"]
+    assert err.splitlines()[0] == "left out: gemma3-270m (opt-in: assay models fetch NAME --accept-terms)"
+
+
+def test_terms_are_accepted_for_a_named_snapshot_only(home: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        assay("models", "fetch", "--accept-terms")
+    assert str(caught.value) == (
+        "--accept-terms needs the name of a snapshot\n"
+        "  having terms  gemma3-270m\n"
+        "  next          assay models fetch NAME --accept-terms"
+    )
+    with pytest.raises(SnapshotError, match="has terms of use that nobody has accepted on this machine"):
+        assay("models", "fetch", "gemma3-270m")
+    assert not (home / "downloads").exists()
+    assert not (home / "terms").exists()
+
+
 def test_fetch_again_mends_a_damaged_snapshot(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     assay("models", "fetch", "llama-tiny")
     (home / "models" / "llama-tiny" / "model.safetensors").write_bytes(b"")

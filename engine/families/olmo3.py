@@ -1,0 +1,260 @@
+"""olmo3: a decoder that normalises what its layers put out rather than what they take in.
+
+The norms of queries and keys go over the whole projection, before it is cut into heads. Three layers of four see a window
+of positions under the plain rotation; the fourth sees all positions, under the scaled one.
+
+Source: spec/models.md section 8 (olmo2, of which this is the sliding form); OLMo et al. 2025.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+
+from engine.attention import attend
+from engine.cache.plain import PlainCache
+from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.rotating import RotatingCache
+from engine.checkpoint import Checkpoint
+from engine.config import read_config
+from engine.errors import ConfigError
+from engine.linear import Embedding, Linear
+from engine.mlp import GatedMLP
+from engine.norm import RMSNorm
+from engine.rope import Rope, make_rope
+from engine.taps import tap
+
+IRRELEVANT: Final[Mapping[str, str]] = {
+    "hidden_act": "always silu in this family; another value is refused below",
+}
+DROPPED: Final[Mapping[str, str]] = {}
+EVERY: Final = 4  # without layer_types, each fourth layer sees all positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """config.json of an olmo3; field names are its keys."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    rms_norm_eps: float
+    vocab_size: int
+    max_position_embeddings: int
+    sliding_window: int
+    rope_theta: float
+    attention_bias: bool = False
+    layer_types: tuple[str, ...] | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    rope_scaling: Mapping[str, Any] | None = None
+    tie_word_embeddings: bool = False
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> "Config":
+        """Read config.json; refuse what the family does not compute.
+
+        Raises:
+            ConfigError: An unknown key, a wrong type, an activation other than silu, layers of another kind or number, no
+                window, or heads that do not fit.
+        """
+        config = read_config(cls, raw, irrelevant=IRRELEVANT)
+        if raw.get("hidden_act", "silu") != "silu":
+            raise ConfigError("olmo3 computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json")
+        kinds = config.layer_types
+        if config.sliding_window < 1 or (
+            kinds is not None
+            and (len(kinds) != config.num_hidden_layers or set(kinds) - {"full_attention", "sliding_attention"})
+        ):
+            raise ConfigError(
+                "olmo3 has no such layers",
+                layer_types="absent" if kinds is None else ", ".join(kinds),
+                num_hidden_layers=config.num_hidden_layers,
+                sliding_window=config.sliding_window,
+                known="full_attention or sliding_attention for every layer, and a window of at least 1",
+                next_step="mend config.json",
+            )
+        if min(config.num_attention_heads, config.kv_heads) < 1 or (
+            config.num_attention_heads % config.kv_heads or config.head_width % 2
+        ):
+            raise ConfigError(
+                "the heads of config.json do not fit together",
+                num_attention_heads=config.num_attention_heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=config.head_width,
+                next_step="mend config.json",
+            )
+        return config
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a head."""
+        return self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a layer sees; None for all."""
+        if self.layer_types is None:
+            return None if (layer + 1) % EVERY == 0 else self.sliding_window
+        return None if self.layer_types[layer] == "full_attention" else self.sliding_window
+
+    def rope(self, *, window: int | None) -> Rope:
+        """The rotation of a layer; scaling applies where all positions are seen."""
+        return make_rope(
+            self.head_width,
+            base=self.rope_theta,
+            scaling=self.rope_scaling if window is None else None,
+            max_positions=self.max_position_embeddings,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attention:
+    """Grouped-query self-attention whose queries and keys are normalised over all heads at once."""
+
+    path: str
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+    rope: Rope
+    head_width: int
+    window: int | None
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, window: int | None) -> "Attention":
+        """Take four projections and two norms from the checkpoint."""
+        D, E, eps = config.hidden_size, config.head_width, config.rms_norm_eps
+        HE, KE = config.num_attention_heads * E, config.kv_heads * E
+
+        def projection(name: str, inputs: int, outputs: int) -> Linear:
+            return Linear.take(checkpoint, f"{path}.{name}", inputs=inputs, outputs=outputs, bias=config.attention_bias)
+
+        return cls(
+            path=path,
+            q=projection("q_proj", D, HE),
+            k=projection("k_proj", D, KE),
+            v=projection("v_proj", D, KE),
+            o=projection("o_proj", HE, D),
+            q_norm=RMSNorm.take(checkpoint, f"{path}.q_norm", width=HE, eps=eps),
+            k_norm=RMSNorm.take(checkpoint, f"{path}.k_norm", width=KE, eps=eps),
+            rope=config.rope(window=window),
+            head_width=E,
+            window=window,
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """Attend from [B, L, D] to what the layer sees; returns [B, L, D] and the longer cache."""
+        B, L, _ = x_BLD.shape
+        projected = (self.q_norm(self.q(x_BLD)), self.k_norm(self.k(x_BLD)), self.v(x_BLD))
+        q_BHLE, k_BKLE, v_BKLE = (x.reshape(B, L, -1, self.head_width).swapaxes(1, 2) for x in projected)
+        mask = cache.mask(L, window=self.window)
+        q_BHLE = self.rope(q_BHLE, cache.offset)
+        k_BKLE = self.rope(k_BKLE, cache.offset)
+        cache, keys, values = cache.append(k_BKLE, v_BKLE)
+        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
+        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """x + norm(attention(x)), then x + norm(mlp(x))."""
+
+    path: str
+    attention: Attention
+    attention_norm: RMSNorm
+    mlp: GatedMLP
+    mlp_norm: RMSNorm
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, window: int | None) -> "Block":
+        """Take one layer from the checkpoint."""
+        D, eps = config.hidden_size, config.rms_norm_eps
+        return cls(
+            path=path,
+            attention=Attention.take(checkpoint, f"{path}.self_attn", config, window),
+            attention_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
+            mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size),
+            mlp_norm=RMSNorm.take(checkpoint, f"{path}.post_feedforward_layernorm", width=D, eps=eps),
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """One layer."""
+        attended, cache = self.attention(x_BLD, cache)
+        h_BLD = x_BLD + self.attention_norm(attended)
+        return tap(self.path, h_BLD + self.mlp_norm(self.mlp(h_BLD))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """Embedding, blocks, final norm, head (None where it is tied)."""
+
+    config: Config
+    embedding: Embedding
+    blocks: tuple[Block, ...]
+    norm: RMSNorm
+    head: Linear | None
+
+    @classmethod
+    def build(cls, raw: Mapping[str, Any], checkpoint: Checkpoint) -> "Model":
+        """Build from config.json and its checkpoint, using every tensor once.
+
+        Raises:
+            ConfigError: The config is not one that this family computes.
+            CheckpointError: A tensor is missing, left over or misshapen.
+        """
+        config = Config.read(raw)
+        D, V = config.hidden_size, config.vocab_size
+        model = cls(
+            config=config,
+            embedding=Embedding.take(checkpoint, "model.embed_tokens", vocabulary=V, width=D),
+            blocks=tuple(
+                Block.take(checkpoint, f"model.layers.{i}", config, config.window(i))
+                for i in range(config.num_hidden_layers)
+            ),
+            norm=RMSNorm.take(checkpoint, "model.norm", width=D, eps=config.rms_norm_eps),
+            head=None if config.tie_word_embeddings else Linear.take(checkpoint, "lm_head", inputs=D, outputs=V),
+        )
+        checkpoint.finish(dropped=DROPPED)
+        return model
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: ids are below it."""
+        return self.config.vocab_size
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a key or value head."""
+        return self.config.head_width
+
+    @property
+    def no_packed_kv(self) -> str | None:
+        """The family has no reason of its own; its rotating caches are one."""
+        return None
+
+    def make_caches(self) -> tuple[Cache, ...]:
+        """Empty caches, one a layer."""
+        windows = (block.attention.window for block in self.blocks)
+        return tuple(PlainCache() if window is None else RotatingCache(max_size=window) for window in windows)
+
+    def hidden(self, ids_BL: mx.array, caches: Sequence[Cache]) -> tuple[mx.array, tuple[Cache, ...]]:
+        """Hidden states [B, L, D] after the final norm, and the longer caches."""
+        x_BLD = self.embedding(ids_BL)
+        longer: list[Cache] = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x_BLD, new = block(x_BLD, as_kv(cache))
+            longer.append(new)
+        return tap("model", self.norm(x_BLD)), tuple(longer)
+
+    def logits(self, hidden_BLD: mx.array) -> mx.array:
+        """Logits [B, L, V] of hidden states."""
+        return self.embedding.as_head(hidden_BLD) if self.head is None else self.head(hidden_BLD)

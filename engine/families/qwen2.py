@@ -1,0 +1,228 @@
+"""qwen2: a dense decoder whose queries, keys and values have biases and nothing else has.
+
+Pre-norm blocks, grouped-query attention with rotary positions, SwiGLU, a head that may be tied to the embedding. The width
+of a head is always the model's width over its heads.
+
+Source: spec/models.md section 8; Yang et al. 2024.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+
+from engine.attention import attend
+from engine.cache.plain import PlainCache
+from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.checkpoint import Checkpoint
+from engine.config import read_config
+from engine.errors import ConfigError
+from engine.linear import Embedding, Linear
+from engine.mlp import GatedMLP
+from engine.norm import RMSNorm
+from engine.rope import Rope, make_rope
+from engine.taps import tap
+
+IRRELEVANT: Final[Mapping[str, str]] = {
+    "hidden_act": "always silu in this family; another value is refused below",
+    "max_position_embeddings": "no rope form of this family reads it",
+    "sliding_window": "read only together with use_sliding_window",
+    "use_mrope": "positions of images; another value than false is refused below",
+    "use_sliding_window": "the oracle has no windows here; another value than false is refused below",
+}
+DROPPED: Final[Mapping[str, str]] = {
+    r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope_theta",
+}
+TIED: Final[Mapping[str, str]] = {r"lm_head\.weight": "a copy of the embedding, to which the head is tied"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """config.json of a qwen2; field names are its keys."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    rms_norm_eps: float
+    vocab_size: int
+    rope_theta: float = 1000000.0
+    rope_traditional: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+    tie_word_embeddings: bool = True
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> "Config":
+        """Read config.json; refuse what the family does not compute.
+
+        Raises:
+            ConfigError: An unknown key, a wrong type, an activation other than silu, windows, or heads that do not fit.
+        """
+        config = read_config(cls, raw, irrelevant=IRRELEVANT)
+        for key, only in (("hidden_act", "silu"), ("use_sliding_window", False), ("use_mrope", False)):
+            if raw.get(key, only) != only:
+                raise ConfigError(
+                    f"qwen2 does not compute {key} {raw[key]!r}", known=repr(only), next_step="mend config.json"
+                )
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        if min(H, K) < 1 or H % K or config.hidden_size % (2 * H):
+            raise ConfigError(
+                "the heads of config.json do not fit together",
+                num_attention_heads=H,
+                num_key_value_heads=K,
+                hidden_size=config.hidden_size,
+                next_step="mend config.json",
+            )
+        return config
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a head."""
+        return self.hidden_size // self.num_attention_heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Attention:
+    """Grouped-query self-attention with rotary positions and biased projections in."""
+
+    path: str
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    rope: Rope
+    head_width: int
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
+        """Take the four projections, and the biases of three, from the checkpoint."""
+        D, E = config.hidden_size, config.head_width
+
+        def inward(name: str, heads: int) -> Linear:
+            return Linear.take(checkpoint, f"{path}.{name}", inputs=D, outputs=heads * E, bias=True)
+
+        return cls(
+            path=path,
+            q=inward("q_proj", config.num_attention_heads),
+            k=inward("k_proj", config.num_key_value_heads),
+            v=inward("v_proj", config.num_key_value_heads),
+            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=D, outputs=D),
+            rope=rope,
+            head_width=E,
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
+        B, L, D = x_BLD.shape
+        q_BHLE, k_BKLE, v_BKLE = (
+            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
+            for projection in (self.q, self.k, self.v)
+        )
+        mask = cache.mask(L)
+        q_BHLE = self.rope(q_BHLE, cache.offset)
+        k_BKLE = self.rope(k_BKLE, cache.offset)
+        cache, keys, values = cache.append(k_BKLE, v_BKLE)
+        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
+        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, D))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    path: str
+    input_norm: RMSNorm
+    attention: Attention
+    post_norm: RMSNorm
+    mlp: GatedMLP
+
+    @classmethod
+    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Block":
+        """Take one layer from the checkpoint."""
+        D, eps = config.hidden_size, config.rms_norm_eps
+        return cls(
+            path=path,
+            input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
+            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
+            mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size),
+        )
+
+    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
+        """One layer."""
+        attended, cache = self.attention(self.input_norm(x_BLD), cache)
+        h_BLD = x_BLD + attended
+        return tap(self.path, h_BLD + self.mlp(self.post_norm(h_BLD))), cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Model:
+    """Embedding, blocks, final norm, head (None where it is tied)."""
+
+    config: Config
+    embedding: Embedding
+    blocks: tuple[Block, ...]
+    norm: RMSNorm
+    head: Linear | None
+
+    @classmethod
+    def build(cls, raw: Mapping[str, Any], checkpoint: Checkpoint) -> "Model":
+        """Build from config.json and its checkpoint, using every tensor once.
+
+        Raises:
+            ConfigError: The config is not one that this family computes.
+            CheckpointError: A tensor is missing, left over or misshapen.
+        """
+        config = Config.read(raw)
+        D, V = config.hidden_size, config.vocab_size
+        rope = make_rope(
+            config.head_width,
+            base=config.rope_theta,
+            traditional=config.rope_traditional,
+            scaling=config.rope_scaling,
+        )
+        model = cls(
+            config=config,
+            embedding=Embedding.take(checkpoint, "model.embed_tokens", vocabulary=V, width=D),
+            blocks=tuple(
+                Block.take(checkpoint, f"model.layers.{i}", config, rope) for i in range(config.num_hidden_layers)
+            ),
+            norm=RMSNorm.take(checkpoint, "model.norm", width=D, eps=config.rms_norm_eps),
+            head=None if config.tie_word_embeddings else Linear.take(checkpoint, "lm_head", inputs=D, outputs=V),
+        )
+        checkpoint.finish(dropped={**DROPPED, **TIED} if config.tie_word_embeddings else DROPPED)
+        return model
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding: ids are below it."""
+        return self.config.vocab_size
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a key or value head."""
+        return self.config.head_width
+
+    @property
+    def no_packed_kv(self) -> str | None:
+        """Keys and values may be packed."""
+        return None
+
+    def make_caches(self) -> tuple[Cache, ...]:
+        """Empty caches, one a layer."""
+        return tuple(PlainCache() for _ in self.blocks)
+
+    def hidden(self, ids_BL: mx.array, caches: Sequence[Cache]) -> tuple[mx.array, tuple[Cache, ...]]:
+        """Hidden states [B, L, D] after the final norm, and the longer caches."""
+        x_BLD = self.embedding(ids_BL)
+        longer: list[Cache] = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x_BLD, new = block(x_BLD, as_kv(cache))
+            longer.append(new)
+        return tap("model", self.norm(x_BLD)), tuple(longer)
+
+    def logits(self, hidden_BLD: mx.array) -> mx.array:
+        """Logits [B, L, V] of hidden states."""
+        return self.embedding.as_head(hidden_BLD) if self.head is None else self.head(hidden_BLD)

@@ -1,0 +1,164 @@
+"""Which kernels a model runs on: `plain` mlx operations, or `linear`: compiled products in its linear layers.
+
+Guarantees: kernels go into a model only where each of them, and the model as a whole, gave mlx's bits on this machine;
+otherwise the model stays on plain operations, one message says why, and `Kernels.used` tells it from then on. On a GPU nothing
+is ever replaced. Compiled code and proofs are kept in the folder given; deleting it costs a few seconds.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import mlx.core as mx
+
+from engine.errors import EngineError
+from engine.generate import steps
+from engine.kernels.driver import Driver, Form, compiled
+from engine.kernels.matrix import NAMES, FastMatrix, supports
+from engine.kernels.team import Team
+from engine.kernels.verify import KernelError, once, proven, words
+from engine.linear import Embedding, Linear, Packed
+from engine.model import CausalModel
+
+Compile = Callable[[Form, Path], Driver]
+AnyModel = TypeVar("AnyModel", bound=CausalModel)
+
+CANARY_TOKENS: Final = 5
+CANARY_STEPS: Final = 2
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kernels:
+    """Compiled products, and what became of them.
+
+    Attributes:
+        folder: Where compiled code and proofs are kept.
+        say: Takes the one message when kernels are refused.
+        threads: Of one product, at most.
+        compile: From a form and the folder to its compiled product.
+        refusal: Why models stay on plain operations; None while nothing spoke against kernels.
+    """
+
+    folder: Path
+    say: Callable[[str], None]
+    threads: int = field(default_factory=lambda: cores())
+    compile: Compile = compiled
+    refusal: str | None = None
+    _drivers: dict[Form, Driver] = field(default_factory=dict)
+
+    @property
+    def used(self) -> str:
+        """`linear`, or `plain` with the reason."""
+        return "linear" if self.refusal is None else f"plain ({self.refusal})"
+
+    def put_into(self, model: AnyModel, *, name: str | None) -> AnyModel:
+        """The model on kernels, or the model as it was where one of them does not give mlx's bits.
+
+        Args:
+            model: On plain operations.
+            name: What the model's weights are known by, such as their digest; the proof of the whole model is kept under it,
+                and done anew each time where it is None.
+        """
+        if self.refusal is not None:
+            return model
+        if mx.default_device() != mx.Device(mx.cpu):
+            self.refusal = "the default device is a GPU"
+            return model
+        try:
+            for form in sorted(forms(model), key=lambda f: f.name):
+                self._prove(form)
+            fast = self._swapped(model)
+            if name is None:
+                check_model(model, fast)
+            else:
+                once(self.folder, f"model-{name}", lambda: check_model(model, fast))
+        except KernelError as error:
+            self.refusal = error.what
+            self.say(str(error))
+            return model
+        return fast
+
+    def _prove(self, form: Form) -> None:
+        if form not in self._drivers:
+            driver = self.compile(form, self.folder)
+            proven(form, driver, self.folder)
+            self._drivers[form] = driver
+
+    def _swapped(self, model: AnyModel) -> AnyModel:
+        team, made = Team(threads=self.threads), dict[int, FastMatrix]()
+
+        def fast(weight: mx.array | Packed) -> FastMatrix:
+            """One matrix for each weight: a head may share the embedding's."""
+            if id(weight) not in made:
+                made[id(weight)] = FastMatrix(driver=self._drivers.__getitem__, team=team, plain=weight)
+            return made[id(weight)]
+
+        def swap(layer: Linear | Embedding) -> Linear | Embedding:
+            if not supports(layer.weight):
+                return layer
+            if isinstance(layer, Linear):
+                return replace(layer, weight=fast(layer.weight))
+            return replace(layer, head=fast(layer.weight))
+
+        swapped: AnyModel = mapped(model, swap)
+        return swapped
+
+
+def forms(model: object) -> set[Form]:
+    """The kernels that a model's linear layers need; float32 ones may turn out to fit in two bytes."""
+    found: set[Form] = set()
+
+    def note(layer: Linear | Embedding) -> Linear | Embedding:
+        if supports(layer.weight):
+            packed = isinstance(layer.weight, Packed)
+            stored = NAMES[layer.weight.scales.dtype if packed else layer.weight.dtype]
+            found.add(Form(stored=stored, bits=layer.weight.format.bits if packed else None))
+            if (stored, packed) == ("f32", False):
+                found.add(Form(stored="bf16"))
+        return layer
+
+    mapped(model, note)
+    return found
+
+
+def mapped(value: Any, change: Callable[[Linear | Embedding], Linear | Embedding]) -> Any:
+    """A tree of dataclasses, tuples, lists and mappings with its linear layers and embeddings changed, the rest shared."""
+    if isinstance(value, Linear | Embedding):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        new = {f.name: mapped(getattr(value, f.name), change) for f in fields(value) if f.init}
+        changed = {name: v for name, v in new.items() if v is not getattr(value, name)}
+        return replace(value, **changed) if changed else value
+    if type(value) in (tuple, list):
+        items = [mapped(item, change) for item in value]
+        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if type(value) is dict:
+        pairs = {key: mapped(item, change) for key, item in value.items()}
+        return value if all(pairs[key] is value[key] for key in value) else pairs
+    return value
+
+
+def check_model(plain: CausalModel, fast: CausalModel) -> None:
+    """Compare a few steps of a model on kernels with the same steps on plain operations.
+
+    Raises:
+        KernelError: A row of logits or a picked token differs.
+    """
+    ids = [(7919 * i + 1) % plain.vocabulary for i in range(CANARY_TOKENS)]
+    for expected, actual in zip(
+        steps(plain, ids, num_steps=CANARY_STEPS), steps(fast, ids, num_steps=CANARY_STEPS), strict=True
+    ):
+        if (words(expected.logits_BV) != words(actual.logits_BV)).any() or expected.token_id != actual.token_id:
+            raise KernelError(
+                "the model on kernels does not give its own bits here",
+                step=f"{expected.index} of {CANARY_STEPS}",
+                instead="plain mlx operations",
+                next_step=KernelError.silence,
+            )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

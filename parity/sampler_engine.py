@@ -1,0 +1,69 @@
+"""The reference engine on a sampler case: rows in, ids and the randomness behind them out.
+
+Guarantees: every draw goes through `engine.sampling` as in generation; nothing here chooses a token, and nothing judges one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from engine.sampling.categorical import uniforms_behind
+from engine.sampling.chain import Chain, sample
+from engine.sampling.keys import SequentialKeys
+from engine.sampling.processors import Processing, process
+from engine.sampling.rows import check_rows, log_probabilities
+from parity.case import Case
+from parity.sampled_trace import sampled_trace
+from parity.sampling import Sampling
+from parity.tensor import Tensor
+from parity.trace import Trace
+
+OF_CHAIN: Final = frozenset(Chain.__dataclass_fields__)
+
+
+def run_sampler_case(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
+    """Draw what a sampler case asks for.
+
+    Args:
+        case: The question.
+        sampling: Its part on drawing.
+        rows: [1, V] each, in the case's dtype.
+
+    Raises:
+        EngineError: An option or a row does not fit.
+    """
+    options = sampling.named
+    chain = Chain(**{name: value for name, value in options.items() if name in OF_CHAIN})
+    processing = Processing(**{name: value for name, value in options.items() if name not in OF_CHAIN})
+    arrays = [_array(row) for row in rows]
+    keys = SequentialKeys.of(sampling.seed)
+    histories = [list(case.prompt_ids) for _ in range(sampling.batch)]
+    ids, uniforms, xtc_uniforms = [], [], []
+    for step in range(case.num_steps):
+        chosen = [arrays[(step + element) % len(arrays)] for element in range(sampling.batch)]
+        logits_BV = mx.concatenate(
+            [process(row, history, processing) for row, history in zip(chosen, histories, strict=True)]
+        )
+        check_rows(logits_BV)
+        used, _ = keys.take(chain.num_keys)  # a source is a value: the chain takes the same keys
+        ids_B, keys = sample(log_probabilities(logits_BV), chain, keys)
+        ids.append(np.array(ids_B))
+        if used:
+            uniforms.append(np.array(uniforms_behind(ids_B, logits_BV.shape[1], used[-1])))
+        if len(used) > 1:
+            xtc_uniforms.append(np.array(mx.random.uniform(key=used[0])))
+        for history, token in zip(histories, ids[-1].tolist(), strict=True):
+            history.append(token)
+    return sampled_trace(
+        rows,
+        np.stack(ids),
+        uniforms=np.stack(uniforms) if uniforms else None,
+        xtc_uniforms=np.stack(xtc_uniforms) if xtc_uniforms else None,
+    )
+
+
+def _array(row: Tensor) -> Any:  # noqa: ANN401 - an mx.array; bfloat16 travels as words
+    words = mx.array(row.bits())
+    return words.view({"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16}[row.dtype])

@@ -1,0 +1,32 @@
+"""A tiny snapshot's config, and its logits on a few fixed ids: what tests of a family start from."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from engine.model import open_model
+from parity.models.fetch import ensure_snapshot
+
+IDS = [3, 17, 299, 0, 511, 64, 5, 5, 41, 88, 2, 130, 7, 7, 401, 12, 256, 33]
+
+
+def raw_config(name: str) -> dict[str, Any]:
+    """config.json of a tiny snapshot."""
+    read: dict[str, Any] = json.loads((ensure_snapshot(name).path / "config.json").read_text())
+    return read
+
+
+def logits(folder: Path) -> mx.array:
+    """Float32 logits [1, L, V] of `IDS` in one forward, evaluated: a test may change the folder afterwards."""
+    model = open_model(folder, dtype="f32")
+    hidden, _ = model.hidden(mx.array([IDS]), model.make_caches())
+    out = model.logits(hidden)
+    mx.eval(out)
+    return out
+
+
+def logits_of(name: str) -> mx.array:
+    """`logits` of a tiny snapshot."""
+    return logits(ensure_snapshot(name).path)
