@@ -19,7 +19,10 @@ def silu(x: mx.array) -> mx.array:
 
 
 def relu2(x: mx.array) -> mx.array:
-    """The square of what is above zero."""
+    """The square of what is above zero.
+
+    Numerics: the square is rounded to x's dtype.
+    """
     return mx.square(mx.maximum(x, 0))
 
 
@@ -49,12 +52,18 @@ def gelu_approx(x: mx.array) -> mx.array:
 
 
 def geglu(gate: mx.array, up: mx.array) -> mx.array:
-    """gelu(gate) * up."""
+    """gelu(gate) * up.
+
+    Numerics: as `gelu`, rounded to the arrays' dtype before the product with `up`, which is rounded again.
+    """
     return gelu(gate) * up
 
 
 def geglu_approx(gate: mx.array, up: mx.array) -> mx.array:
-    """gelu_approx(gate) * up."""
+    """gelu_approx(gate) * up.
+
+    Numerics: as `gelu_approx`, rounded to the arrays' dtype before the product with `up`, which is rounded again.
+    """
     return gelu_approx(gate) * up
 
 

@@ -15,7 +15,7 @@ class ChosenExperts:
 
     Attributes:
         path: Module path in the checkpoint.
-        router: [X, D].
+        router: [X, D], at `<path>.router.layer`; the ids of the chosen experts are the tap `<path>.router`.
         chosen: k, experts a token.
         experts: The experts.
     """
@@ -33,5 +33,6 @@ class ChosenExperts:
         """
         logits_BLX = self.router(x_BLD)
         chosen_BLk = mx.argpartition(logits_BLX, kth=-self.chosen, axis=-1)[..., -self.chosen :]
+        chosen_BLk = tap(f"{self.path}.router", chosen_BLk)
         weights_BLk = mx.softmax(mx.take_along_axis(logits_BLX, chosen_BLk, axis=-1), axis=-1, precise=True)
         return tap(self.path, weighted_sum(self.experts(x_BLD, chosen_BLk), weights_BLk))

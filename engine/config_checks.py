@@ -1,4 +1,4 @@
-"""Checks that many families make on their config: keys that mean something else at one value only, and heads that fit.
+"""Checks that many families make on their config: keys with one possible value, heads, experts and layers that fit.
 
 Guarantees: what passes can be computed as the family's file says; nothing is mended or guessed.
 """
@@ -29,26 +29,59 @@ def check_fixed(raw: Mapping[str, Any], fixed: Mapping[str, object]) -> None:
             )
 
 
-def check_heads(*, heads: int, kv_heads: int, head_width: int, rotated: int | None = None) -> None:
-    """Refuse heads that cannot be grouped, or rotated pairwise.
+def check_heads(
+    *, heads: int, kv_heads: int, head_width: int, rotated: int | None = None, width: int | None = None
+) -> None:
+    """Refuse heads that cannot be grouped, or rotated pairwise, or that do not share out the model's width.
 
     Args:
         heads: Query heads.
         kv_heads: Heads of keys and values.
         head_width: Elements of a head.
         rotated: Elements of a head that rotate; all of them where absent.
+        width: The model's width, in families whose query heads share it out; not compared where absent.
 
     Raises:
         ConfigError: They do not fit together.
     """
-    width = head_width if rotated is None else rotated
-    if min(heads, kv_heads, width) < 1 or heads % kv_heads or width % 2 or width > head_width:
+    turned = head_width if rotated is None else rotated
+    shared_out = width is None or heads * head_width == width
+    if min(heads, kv_heads, turned) < 1 or heads % kv_heads or turned % 2 or turned > head_width or not shared_out:
         raise ConfigError(
             "the heads of config.json do not fit together",
+            **({} if width is None else {"hidden_size": width}),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_width,
-            rotated=width,
+            rotated=turned,
+            next_step="mend config.json",
+        )
+
+
+def check_layer_types(
+    raw: Mapping[str, Any], kinds: Sequence[str], *, layers: int, window: int | None = None, slides: bool = True
+) -> None:
+    """Refuse a list that does not say of every layer what it sees, or says what the family does not compute.
+
+    Args:
+        raw: Parsed config.json, for the message.
+        kinds: `layer_types`, or what the family takes for it where it is absent.
+        layers: Layers of the model.
+        window: `sliding_window`.
+        slides: The family computes `sliding_attention` too.
+
+    Raises:
+        ConfigError: Another number of entries, another kind, or layers that slide over a window of no positions.
+    """
+    known = {"full_attention", "sliding_attention"} if slides else {"full_attention"}
+    windowless = "sliding_attention" in kinds and (window or 0) < 1
+    if len(kinds) != layers or set(kinds) - known or windowless:
+        raise ConfigError(
+            f"{raw.get('model_type')} has no such layers",
+            layer_types=f"{len(kinds)} of kind {', '.join(sorted(set(kinds))) or 'none'}",
+            num_hidden_layers=layers,
+            **({"sliding_window": window} if slides else {}),
+            known="full_attention" + (", or sliding_attention with a sliding_window of at least 1" if slides else ""),
             next_step="mend config.json",
         )
 
@@ -87,25 +120,3 @@ def check_full_attention(*, layers: int, interval: int, layer_types: Sequence[st
             which_means=", ".join(meant),
             next_step="mend config.json",
         )
-
-
-def unscaled_theta(parameters: Mapping[str, Any] | None, *, otherwise: float) -> float:
-    """The base that `rope_parameters` holds, for families whose rotation is never scaled.
-
-    Args:
-        parameters: `rope_parameters`, or None.
-        otherwise: The base where it holds none.
-
-    Raises:
-        ConfigError: It asks for more than a base.
-    """
-    entry = dict(parameters or {})
-    theta = entry.pop("rope_theta", otherwise)
-    if entry not in ({}, {"rope_type": "default"}) or isinstance(theta, bool) or not isinstance(theta, int | float):
-        raise ConfigError(
-            "rope_parameters is not as expected",
-            found=dict(parameters or {}),
-            expected='{"rope_theta": a number, "rope_type": "default"}',
-            next_step="use a snapshot whose rotation is not scaled",
-        )
-    return float(theta)

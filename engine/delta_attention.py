@@ -34,9 +34,9 @@ class DeltaSizes:
     Attributes:
         num_heads: H.
         head_dim: E.
-        short_conv_kernel_size: Positions that a convolution sees.
         kda_layers: Layers of this kind, counted from 1.
         full_attn_layers: The others.
+        short_conv_kernel_size: Positions that a convolution sees.
     """
 
     num_heads: int

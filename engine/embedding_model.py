@@ -13,7 +13,7 @@ from typing import Final
 import mlx.core as mx
 
 from engine.errors import RequestError
-from engine.model import CausalModel
+from engine.model import CausalModel, check_ids
 
 LEAST_LENGTH: Final = 1e-12  # a vector shorter than this is left shorter than 1 rather than divided by nothing
 
@@ -50,10 +50,4 @@ def _check(model: CausalModel, ids: Sequence[Sequence[int]]) -> None:
             lengths=", ".join(map(str, lengths)) or "none",
             next_step="embed texts of other lengths in calls of their own",
         )
-    if bad := [token_id for text in ids for token_id in text if not 0 <= token_id < model.vocabulary]:
-        raise RequestError(
-            "a text to embed has token ids outside the vocabulary",
-            ids=", ".join(map(str, bad[:5])),
-            vocabulary=f"0 to {model.vocabulary - 1}",
-            next_step="tokenise with the tokenizer of this snapshot",
-        )
+    check_ids(model, [token_id for text in ids for token_id in text], "a text to embed has token ids")

@@ -15,7 +15,7 @@ import numpy as np
 from engine.cache.convert import KVMode, check_kv_mode, converted
 from engine.cache.protocol import Cache
 from engine.errors import RequestError
-from engine.model import CausalModel
+from engine.model import CausalModel, check_ids
 
 PIECE: Final = 2048  # tokens of the prompt a forward, where nothing else is asked
 
@@ -141,7 +141,7 @@ def _steps(
         held = converted(held, kv)
         mx.eval(row_BV, [cache.arrays for cache in held])
         token_id = pick(row_BV, index)
-        _check_ids(model, [token_id], "the picked token is")
+        check_ids(model, [token_id], "the picked token is")
         yield Step(index=index, logits_BV=row_BV, token_id=token_id, caches=held)
         fed = [token_id]
 
@@ -160,19 +160,9 @@ def last_row(model: CausalModel, hidden_BLD: mx.array) -> mx.array:
 def _check_request(model: CausalModel, prompt_ids: Sequence[int], feed: Feed, kv: KVMode) -> None:
     if not prompt_ids:
         raise RequestError("the prompt is empty", next_step="give at least one token")
-    _check_ids(model, prompt_ids, "the prompt has token ids")
+    check_ids(model, prompt_ids, "the prompt has token ids")
     if feed.piece < 1:
         raise RequestError(
             "a piece of the prompt needs at least one token", piece=feed.piece, next_step="use 1 or more"
         )
     check_kv_mode(kv, model.make_caches(), head_width=model.head_width, no_packed_kv=model.no_packed_kv)
-
-
-def _check_ids(model: CausalModel, ids: Sequence[int], subject: str) -> None:
-    if bad := [token_id for token_id in ids if not 0 <= token_id < model.vocabulary]:
-        raise RequestError(
-            f"{subject} outside the vocabulary",
-            ids=", ".join(map(str, bad[:5])),
-            vocabulary=f"0 to {model.vocabulary - 1}",
-            next_step="tokenise with the tokenizer of this snapshot",
-        )

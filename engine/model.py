@@ -1,4 +1,4 @@
-"""A model as the loop sees it, and opening one from a snapshot."""
+"""A model as the loop sees it, opening one from a snapshot, and the check of what it is fed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +10,7 @@ from engine.cache.protocol import Cache
 from engine.checkpoint import Checkpoint
 from engine.config import load_json
 from engine.dtype import DTYPES, DTypeName
+from engine.errors import RequestError
 from engine.families import family_module
 from engine.quantization import Quantization
 
@@ -61,3 +62,23 @@ def open_model(folder: Path, *, dtype: DTypeName) -> CausalModel:
     checkpoint = Checkpoint.open(folder, dtype=DTYPES[dtype], quantization=Quantization.from_config(raw))
     model: CausalModel = family.Model.build(raw, checkpoint)
     return model
+
+
+def check_ids(model: CausalModel, ids: Sequence[int], subject: str) -> None:
+    """Refuse ids that no row of the embedding is for.
+
+    Args:
+        model: From `open_model`.
+        ids: To be fed.
+        subject: What the message begins with, such as `the prompt has token ids`.
+
+    Raises:
+        RequestError: One is below 0 or not below the vocabulary.
+    """
+    if bad := [token_id for token_id in ids if not 0 <= token_id < model.vocabulary]:
+        raise RequestError(
+            f"{subject} outside the vocabulary",
+            ids=", ".join(map(str, bad[:5])),
+            vocabulary=f"0 to {model.vocabulary - 1}",
+            next_step="tokenise with the tokenizer of this snapshot",
+        )

@@ -7,7 +7,7 @@ Source: spec/models.md section 0, rule 9.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import mlx.core as mx
 
@@ -17,8 +17,21 @@ from engine.mlp import GatedActivation
 from engine.taps import tap
 
 SORTED_FROM: Final = 64  # choices (tokens x experts a token)
+NUMBERED_NAMES: Final = {
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}  # what some hub snapshots call the layers
 
 ExpertPath = Callable[[int, str], str]
+
+
+class FastExpertWeight(Protocol):
+    """Matrices [X, out, in] that bring a product of their own, bit-identical to mlx's; see `engine.kernels`."""
+
+    def product(self, x: mx.array, experts: mx.array, *, sorted_experts: bool) -> mx.array:
+        """Product of x [..., 1, in] with the matrix named for it in `experts` [...]; [..., 1, out]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,11 +39,11 @@ class ExpertLinear:
     """One linear layer an expert.
 
     Attributes:
-        weight: Dense [X, out, in], or packed.
+        weight: Dense [X, out, in], or packed, or with a product of its own.
         bias: [X, out], or None.
     """
 
-    weight: mx.array | Packed
+    weight: mx.array | Packed | FastExpertWeight
     bias: mx.array | None = None
 
     @classmethod
@@ -53,23 +66,32 @@ class ExpertLinear:
 
         Numerics: dense experts run in float32 only on mlx's CPU backend; packed ones in any float dtype.
         """
-        if isinstance(self.weight, Packed):
-            form = self.weight.format
-            y = mx.gather_qmm(
-                x,
-                self.weight.weight,
-                self.weight.scales,
-                self.weight.biases,
-                rhs_indices=experts,
-                transpose=True,
-                group_size=form.group_size,
-                bits=form.bits,
-                mode=form.mode,
-                sorted_indices=sorted_experts,
-            )
+        if isinstance(self.weight, mx.array | Packed):
+            y = gathered_product(x, self.weight, experts, sorted_experts=sorted_experts)
         else:
-            y = mx.gather_mm(x, self.weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=sorted_experts)
+            y = self.weight.product(x, experts, sorted_experts=sorted_experts)
         return y if self.bias is None else y + mx.expand_dims(self.bias[experts], -2)
+
+
+def gathered_product(x: mx.array, weight: mx.array | Packed, experts: mx.array, *, sorted_experts: bool) -> mx.array:
+    """Product of x [..., 1, in] with the matrix of `weight` [X, out, in] named for it in `experts` [...]; [..., 1, out].
+
+    Numerics: one gathering product of mlx; see `ExpertLinear`.
+    """
+    if not isinstance(weight, Packed):
+        return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=experts, sorted_indices=sorted_experts)
+    return mx.gather_qmm(
+        x,
+        weight.weight,
+        weight.scales,
+        weight.biases,
+        rhs_indices=experts,
+        transpose=True,
+        group_size=weight.format.group_size,
+        bits=weight.format.bits,
+        mode=weight.format.mode,
+        sorted_indices=sorted_experts,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

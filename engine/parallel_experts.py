@@ -21,6 +21,7 @@ class ScaledRouter:
     """Scores experts and weighs the best.
 
     Attributes:
+        path: Module path in the checkpoint; the ids of the chosen experts are its tap.
         projection: [X, D].
         scale: [D]: the norm's weight, before it is divided by sqrt(D).
         expert_scale: [X].
@@ -28,6 +29,7 @@ class ScaledRouter:
         eps: Of the norm.
     """
 
+    path: str
     projection: Linear
     scale: mx.array
     expert_scale: mx.array
@@ -40,6 +42,7 @@ class ScaledRouter:
     ) -> "ScaledRouter":
         """Take the projection and the two scales from the checkpoint."""
         return cls(
+            path=path,
             projection=Linear.take(checkpoint, f"{path}.proj", inputs=width, outputs=experts),
             scale=checkpoint.take(f"{path}.scale", (width,)),
             expert_scale=checkpoint.take(f"{path}.per_expert_scale", (experts,)),
@@ -58,7 +61,7 @@ class ScaledRouter:
         scores_BLX = self.projection(normed_BLD)
         experts_BLk = mx.argpartition(scores_BLX, kth=-self.chosen, axis=-1)[..., -self.chosen :]
         weights_BLk = mx.softmax(mx.take_along_axis(scores_BLX, experts_BLk, axis=-1), axis=-1)
-        return experts_BLk, weights_BLk * self.expert_scale[experts_BLk]
+        return tap(self.path, experts_BLk), weights_BLk * self.expert_scale[experts_BLk]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -100,11 +100,13 @@ class SigmoidRouter:
     """A router whose scores are sigmoids of a product.
 
     Attributes:
+        path: Module path in the checkpoint; the ids of the chosen experts are its tap.
         weight: [X, D], never packed.
         bias: [X].
         choice: Numbers.
     """
 
+    path: str
     weight: mx.array
     bias: mx.array
     choice: Choice
@@ -113,6 +115,7 @@ class SigmoidRouter:
     def take(cls, checkpoint: Checkpoint, path: str, *, width: int, choice: Choice) -> "SigmoidRouter":
         """Take `weight` and `e_score_correction_bias` from the checkpoint."""
         return cls(
+            path=path,
             weight=checkpoint.take(f"{path}.weight", (choice.experts, width)),
             bias=checkpoint.take(f"{path}.e_score_correction_bias", (choice.experts,)),
             choice=choice,
@@ -124,7 +127,8 @@ class SigmoidRouter:
         Numerics: logits in x's dtype; sigmoid and all after it in float32.
         """
         scores_BLX = mx.sigmoid((x_BLD @ self.weight.T).astype(mx.float32))
-        return choose(scores_BLX, self.bias, self.choice)
+        chosen_BLk, weights_BLk = choose(scores_BLX, self.bias, self.choice)
+        return tap(self.path, chosen_BLk), weights_BLk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,7 +136,7 @@ class LinearRouter:
     """A router whose scores are sigmoids of a linear layer, which may be packed.
 
     Attributes:
-        linear: [X, D].
+        linear: [X, D]; its logits are the tap under its path, the choice has none.
         bias: [X].
         choice: Numbers.
     """

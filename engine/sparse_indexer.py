@@ -21,6 +21,7 @@ from engine.latent_attention import as_latents
 from engine.linear import Linear
 from engine.norm import LayerNorm
 from engine.rope import Rope
+from engine.taps import tap
 
 KEY_EPS: Final = 1e-5  # the oracle's; the published model has 1e-6
 
@@ -30,6 +31,7 @@ class Indexer:
     """Scores sum_h w_h relu(q_h . k), and the positions where they are highest.
 
     Attributes:
+        path: Module path in the checkpoint; selected positions [B, L, 1, kept] are its tap, and no tap where none are selected.
         q: From the narrow layer of the queries [H * E, R].
         k: [E, D].
         norm: Of a key.
@@ -39,6 +41,7 @@ class Indexer:
         kept: Positions that a query attends to.
     """
 
+    path: str
     q: Linear
     k: Linear
     norm: LayerNorm
@@ -73,6 +76,7 @@ class Indexer:
             rope: Of the indexer.
         """
         return cls(
+            path=path,
             q=Linear.take(checkpoint, f"{path}.wq_b", inputs=rank, outputs=heads * head_width),
             k=Linear.take(checkpoint, f"{path}.wk", inputs=width, outputs=head_width),
             norm=LayerNorm.take(checkpoint, f"{path}.k_norm", width=head_width, eps=KEY_EPS),
@@ -116,7 +120,9 @@ class Indexer:
             scores_B1LT = scores_BHLT.sum(axis=1, keepdims=True)
         if allowed is not None:
             scores_B1LT = mx.where(allowed, scores_B1LT, -mx.inf)
-        return mx.argpartition(scores_B1LT, kth=-self.kept, axis=-1)[..., -self.kept :], cache
+        selected_B1LS = mx.argpartition(scores_B1LT, kth=-self.kept, axis=-1)[..., -self.kept :]
+        tap(self.path, selected_B1LS.swapaxes(1, 2))
+        return selected_B1LS, cache
 
 
 def latents_and_index(cache: Cache) -> tuple[PlainCache, PlainCache]:

@@ -191,7 +191,10 @@ class StateSpaceMixer:
         )
 
     def __call__(self, x_BLD: mx.array, cache: RecurrentCache) -> tuple[mx.array, RecurrentCache]:
-        """Mix L positions [B, L, D] with all before; returns [B, L, D] and the cache after them."""
+        """Mix L positions [B, L, D] with all before; returns [B, L, D] and the cache after them.
+
+        Numerics: the scan as `scan` says; projections, convolution and gate in x's dtype.
+        """
         B, L, _ = x_BLD.shape
         sizes = self.heads
         window, matrices = cache.state

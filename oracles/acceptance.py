@@ -25,14 +25,14 @@ def accept(case: Case, trace: Trace, provenance: Provenance, oracle: Oracle) -> 
     Raises:
         OracleError: It does not answer the case, or was made with other versions than pinned.
     """
-    for reason in (_rows(case, trace), _ids(case, trace), _draws(case, trace), _pins(provenance, oracle)):
-        if reason:
-            raise OracleError(
-                f"oracle {oracle.name} {oracle.version} gave no usable trace",
-                case=case.name,
-                reason=reason,
-                next_step="correct the case, or the oracle's runner in oracles/",
-            )
+    reason = _rows(case, trace) or _ids(case, trace) or _draws(case, trace) or _pins(provenance, oracle)
+    if reason:
+        raise OracleError(
+            f"oracle {oracle.name} {oracle.version} gave no usable trace",
+            case=case.name,
+            reason=reason,
+            next_step="correct the case, or the oracle's runner in oracles/",
+        )
 
 
 def _rows(case: Case, trace: Trace) -> str | None:

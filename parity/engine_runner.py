@@ -4,9 +4,14 @@ Guarantees: bits leave mlx as unsigned words and are never converted; models are
 cases of one snapshot load it once. It runs; it does not judge.
 """
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +22,8 @@ from engine.generate import Feed, Picker, forced, greedy, steps
 from engine.model import CausalModel, open_model
 from engine.taps import watching
 from parity import case as cases
-from parity.errors import CaseError
+from parity.errors import CaseError, UsageError
+from parity.home import assay_home
 from parity.logit_rows import generated_rows, rounded
 from parity.provenance import Provenance
 from parity.sampler_engine import run_sampler_case
@@ -26,7 +32,11 @@ from parity.snapshot import Snapshot
 from parity.tensor import Tensor
 from parity.trace import TOKEN_IDS, Trace, activation_name, logits_name
 
-SAFETENSORS_DTYPES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16"}
+if TYPE_CHECKING:
+    from engine.kernels.level import Kernels
+
+KERNELS: Final = "ASSAY_KERNELS"
+SAFETENSORS_DTYPES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.int32: "I32"}
 PACKAGES = ("mlx", "mlx-cpu", "mlx-metal")
 
 
@@ -35,6 +45,7 @@ class EngineRunner:
     """Runs cases on the reference engine."""
 
     name: str = "engine"
+    kernels: "Kernels | None" = field(default_factory=lambda: chosen_kernels())  # noqa: PLW0108 - it stands below
     _models: dict[tuple[str, str], CausalModel] = field(default_factory=dict)
     _model_rows: dict[tuple[str, tuple[int, ...], int], npt.NDArray[np.float32]] = field(default_factory=dict)
 
@@ -77,7 +88,10 @@ class EngineRunner:
 
     def provenance(self) -> Provenance:
         """What the engine's bits rest on."""
-        return self._provenance
+        if self.kernels is None:
+            return self._provenance
+        switches = {**self._provenance.switches, KERNELS: self.kernels.used}
+        return replace(self._provenance, switches=dict(sorted(switches.items())))
 
     @cached_property
     def _provenance(self) -> Provenance:
@@ -98,8 +112,41 @@ class EngineRunner:
         key = (str(snapshot.path), dtype)
         if key not in self._models:
             self._models.clear()  # one at a time: a gate goes through a snapshot's cases in a row
-            self._models[key] = open_model(snapshot.path, dtype=dtype)
+            model = open_model(snapshot.path, dtype=dtype)
+            self._models[key] = (
+                model if self.kernels is None else self.kernels.put_into(model, name=_weights_name(snapshot, dtype))
+            )
         return self._models[key]
+
+
+def chosen_kernels() -> "Kernels | None":
+    """What `ASSAY_KERNELS` asks for: None for `plain`, which is the default.
+
+    Raises:
+        UsageError: It names no level.
+    """
+    level = os.environ.get(KERNELS, "plain")
+    if level == "plain":
+        return None
+    if level != "linear":
+        raise UsageError(
+            f"{KERNELS} names no level of kernels",
+            found=level,
+            known="plain, linear",
+            next_step=f"unset {KERNELS}, or set it to one of these",
+        )
+    from engine.kernels.level import Kernels  # noqa: PLC0415 - brings a compiler that plain operations do not need
+
+    return Kernels(folder=assay_home() / "kernels", say=_say)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+
+
+def _weights_name(snapshot: Snapshot, dtype: str) -> str:
+    """What a model is known by: a digest over the snapshot's files and the dtype."""
+    return hashlib.sha256(json.dumps([dtype, sorted(snapshot.files.items())]).encode()).hexdigest()[:32]
 
 
 def device_name() -> str:
@@ -108,7 +155,7 @@ def device_name() -> str:
 
 
 def to_tensor(array: mx.array) -> Tensor:
-    """Stored bits of an array of floats, evaluated."""
+    """Stored bits of an array of floats, or of 32-bit ids as a router or an indexer chooses them, evaluated."""
     words = array.view({2: mx.uint16, 4: mx.uint32}[array.dtype.size])
     return Tensor.of(np.array(words), dtype=SAFETENSORS_DTYPES[array.dtype])
 

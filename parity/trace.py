@@ -28,6 +28,9 @@ class Trace:
     Attributes:
         tensors: In execution order: `activations/<step>/<module path>` where recorded, `logits/<step>` of shape [B, V] in
             the dtype the model computed, and last `token_ids` (I32, [num_steps]): the id that follows each row.
+            An activation is the module's output at the last position, in its own dtype. Of several outputs it is the first,
+            whatever that is: of a router the chosen ids (U32), not their weights. A module that puts out nothing, as an
+            indexer that need not choose, has no activation at that step.
         cache: One word a layer that owns a cache, as it stood after the run: `plain`, `quantized-b8-g64`.
     """
 

@@ -79,7 +79,7 @@ class RotatingCache:
         buffers: list[mx.array] = []
         for old, one in zip((self.keys, self.values), new, strict=True):
             B, K, _, E = one.shape
-            buffer, index = old, self.index
+            buffer, index = old, self.index  # keys and values rotate alike, each from the same place
             capacity = 0 if buffer is None else buffer.shape[2]
             if self.offset >= capacity and capacity < self.max_size:
                 slab = mx.zeros((B, K, min(SLAB, self.max_size - self.offset), E), dtype=one.dtype)

@@ -1,4 +1,4 @@
-"""One file a family, named after its model_type, each in the order Config, Attention, Block, Model.
+"""One file a family, named after its model_type, each in the order Config, layers of its own, Block, Model.
 
 `family_module` is the whole table: a model_type is supported if it stands here, and config.json is never sniffed for more.
 """

@@ -18,6 +18,7 @@ from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
+from engine.config_checks import check_fixed, check_heads
 from engine.errors import ConfigError
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
@@ -25,7 +26,7 @@ from engine.norm import LayerNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
-ONLY: Final[Mapping[str, object]] = {  # keys that have one value in this family
+FIXED: Final[Mapping[str, object]] = {  # keys that have one value in this family
     "hidden_act": "silu",
     "order_of_interleaved_layers": "local_attn_first",
     "position_embedding_type": "rope_gptj",
@@ -38,7 +39,7 @@ ONLY: Final[Mapping[str, object]] = {  # keys that have one value in this family
     "use_qk_norm": False,
 }
 IRRELEVANT: Final[Mapping[str, str]] = {
-    **dict.fromkeys(ONLY, "one value is computed; another is refused below"),
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "cache_implementation": "how another library keeps keys and values",
     "max_position_embeddings": "the rotation is not scaled",
     "use_parallel_embedding": "how training was split over machines",
@@ -76,11 +77,7 @@ class Config:
                 pattern, or heads that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        for key, only in ONLY.items():
-            if raw.get(key, only) != only:
-                raise ConfigError(
-                    f"cohere2 has one value of {key} only", expected=only, found=raw[key], next_step="mend config.json"
-                )
+        check_fixed(raw, FIXED)
         pattern, layers = config.sliding_window_pattern, config.num_hidden_layers
         if min(pattern, config.sliding_window) < 1 or config.layer_switch not in (None, pattern):
             raise ConfigError(
@@ -98,16 +95,12 @@ class Config:
                 expected=", ".join(kinds),
                 next_step="mend config.json",
             )
-        H, K, E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        if min(H, K) < 1 or config.hidden_size != H * E or H % K or E % 2:
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                hidden_size=config.hidden_size,
-                num_attention_heads=H,
-                num_key_value_heads=K,
-                head_dim=E,
-                next_step="mend config.json",
-            )
+        check_heads(
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_width=config.head_dim,
+            width=config.hidden_size,
+        )
         return config
 
     def window(self, layer: int) -> int | None:

@@ -155,8 +155,9 @@ class Block:
     gate: PerLayerGate
 
     @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, layer: int, rope: Rope) -> "Block":
+    def take(cls, checkpoint: Checkpoint, layer: int, config: Config, rope: Rope) -> "Block":
         """Take one layer from the checkpoint."""
+        path = f"{ROOT}.layers.{layer}"
         D, P, eps = config.hidden_size, config.hidden_size_per_layer_input, config.rms_norm_eps
         F = config.intermediate_size if isinstance(config.intermediate_size, int) else config.intermediate_size[layer]
         sparsity = config.activation_sparsity_pattern[layer] if config.activation_sparsity_pattern else 0.0
@@ -247,10 +248,7 @@ class Model:
             embedding=Embedding.take(checkpoint, f"{ROOT}.embed_tokens", vocabulary=config.vocab_size, width=D),
             inputs=PerLayerInputs.take(checkpoint, ROOT, vocabulary=V, layers=N, inner=P, width=D, eps=eps),
             copies=Copies.take(checkpoint, ROOT, copies=config.altup_num_inputs, width=D),
-            blocks=tuple(
-                Block.take(checkpoint, f"{ROOT}.layers.{i}", config, i, ropes[kind])
-                for i, kind in enumerate(config.layer_types)
-            ),
+            blocks=tuple(Block.take(checkpoint, i, config, ropes[kind]) for i, kind in enumerate(config.layer_types)),
             norm=RMSNorm.take(checkpoint, f"{ROOT}.norm", width=D, eps=eps),
         )
         checkpoint.finish(dropped={**DROPPED, **unread(f"{ROOT}.layers", own=config.own_layers, total=N)})

@@ -29,9 +29,8 @@ from engine.shared_kv_attention import FULL, SLIDING, SeenKV, SharedKVAttention,
 from engine.taps import tap
 
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "global_partial_rotary_factor": "the oracle reads rope_parameters",
+    **dict.fromkeys(("global_partial_rotary_factor", "partial_rotary_factor"), "the oracle reads rope_parameters"),
     "max_position_embeddings": "nothing is computed from it",
-    "partial_rotary_factor": "the oracle reads rope_parameters",
 }
 ONLY: Final[Mapping[str, tuple[object, ...]]] = {  # keys with few values that this family computes
     "attention_bias": (False,),
@@ -87,15 +86,15 @@ class Config:
             ConfigError: An unknown key, a wrong type, a key of `ONLY` with another value, layers without a donor of keys and
                 values, heads that do not fit, a table too small, or experts without numbers.
         """
-        few = dict.fromkeys(ONLY, "few values only, checked below")
-        config = read_config(cls, raw, irrelevant={**IRRELEVANT, **few})
+        config = read_config(cls, raw, irrelevant={**IRRELEVANT, **dict.fromkeys(ONLY, "few values, checked below")})
         for key, values in ONLY.items():
             if raw.get(key, values[0]) not in values:
                 raise _refused(f"does not compute this {key}", found=raw[key], known=", ".join(map(str, values)))
         N, W = config.num_hidden_layers, config.sliding_window
         if len(config.kinds) != N or not N or W < 1:
-            types = ", ".join(config.kinds)
-            raise _refused("needs layers and a window", layer_types=types, num_hidden_layers=N, sliding_window=W)
+            raise _refused(
+                "needs layers and a window", layer_types=", ".join(config.kinds), num_hidden_layers=N, sliding_window=W
+            )
         donors(config.kinds, shared=config.num_kv_shared_layers)
         for kind in sorted(set(config.kinds)):
             H, K = config.num_attention_heads, config.kv_heads(kind)
@@ -136,11 +135,7 @@ class Config:
         return self.num_key_value_heads if own is None else own
 
     def rope(self, kind: str) -> Rope:
-        """The rotation of layers of a kind.
-
-        Raises:
-            ConfigError: As `make_rope`; or a part of the head is asked for where the form turns all of it.
-        """
+        """The rotation of layers of a kind; a ConfigError where the form cannot turn the asked part of the head."""
         entry = dict((self.rope_parameters or ROPE).get(kind, {}))
         base = entry.pop("rope_theta", 10_000.0)
         if entry.get("rope_type", "default") == "default" and entry.pop("partial_rotary_factor", 1.0) != 1.0:
@@ -168,8 +163,9 @@ class Block:
     scalar: mx.array
 
     @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, layer: int, rope: Rope) -> "Block":
+    def take(cls, checkpoint: Checkpoint, layer: int, config: Config, rope: Rope) -> "Block":
         """Take one layer from the checkpoint."""
+        path = f"model.layers.{layer}"
         D, P, eps = config.hidden_size, config.hidden_size_per_layer_input, config.rms_norm_eps
         kind, has_own = config.kinds[layer], layer < config.own_layers
         F = config.intermediate_size * (2 if config.use_double_wide_mlp and not has_own else 1)
@@ -254,10 +250,7 @@ class Model:
             donors=donors(config.kinds, shared=config.num_kv_shared_layers),
             embedding=Embedding.take(checkpoint, "model.embed_tokens", vocabulary=V, width=D),
             inputs=inputs,
-            blocks=tuple(
-                Block.take(checkpoint, f"model.layers.{i}", config, i, ropes[kind])
-                for i, kind in enumerate(config.kinds)
-            ),
+            blocks=tuple(Block.take(checkpoint, i, config, ropes[kind]) for i, kind in enumerate(config.kinds)),
             norm=RMSNorm.take(checkpoint, "model.norm", width=D, eps=eps),
             head=None if config.tie_word_embeddings else Linear.take(checkpoint, "lm_head", inputs=D, outputs=V),
         )

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed, check_heads
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import FusedGatedMLP
 from engine.norm import RMSNorm
@@ -73,54 +73,12 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention, part of each head rotated."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take the four projections from the checkpoint; `attention_bias` is not about the last of them."""
-        D, E, bias = config.hidden_size, config.head_dim, config.attention_bias
-        q_width, kv_width = config.num_attention_heads * E, config.num_key_value_heads * E
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=q_width, bias=bias),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=kv_width, bias=bias),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=kv_width, bias=bias),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=q_width, outputs=D),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))); the norm after a branch comes before the sum."""
 
     path: str
     attention_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     after_attention: RMSNorm
     mlp_norm: RMSNorm
     mlp: FusedGatedMLP
@@ -136,7 +94,18 @@ class Block:
         return cls(
             path=path,
             attention_norm=norm("input_layernorm"),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_width=config.head_dim,
+                bias=config.attention_bias,
+                scale=config.head_dim**-0.5,
+                rope=rope,
+                out_bias=False,
+            ),
             after_attention=norm("post_self_attn_layernorm"),
             mlp_norm=norm("post_attention_layernorm"),  # the checkpoint's name; it stands before the feed-forward layer
             mlp=FusedGatedMLP.take(checkpoint, f"{path}.mlp", width=config.hidden_size, inner=config.intermediate_size),

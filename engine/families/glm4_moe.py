@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed, check_heads
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
@@ -103,57 +103,6 @@ class Config:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention, part of each head rotated, queries and keys perhaps normalised head by head."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    q_norm: RMSNorm | None
-    k_norm: RMSNorm | None
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take projections and norms from the checkpoint; `attention_bias` is not about the last projection."""
-        D, E, bias = config.hidden_size, config.head_dim, config.attention_bias
-        q_width, kv_width = config.num_attention_heads * E, config.num_key_value_heads * E
-
-        def norm(name: str) -> RMSNorm | None:
-            if not config.use_qk_norm:
-                return None
-            return RMSNorm.take(checkpoint, f"{path}.{name}", width=E, eps=config.rms_norm_eps)
-
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=q_width, bias=bias),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=kv_width, bias=bias),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=kv_width, bias=bias),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=q_width, outputs=D),
-            q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BLHE, k_BLKE, v_BLKE = (p(x_BLD).reshape(B, L, -1, self.head_width) for p in (self.q, self.k, self.v))
-        q_BLHE = q_BLHE if self.q_norm is None else self.q_norm(q_BLHE)
-        k_BLKE = k_BLKE if self.k_norm is None else self.k_norm(k_BLKE)
-        mask = cache.mask(L)
-        q_BHLE = self.rope(q_BLHE.swapaxes(1, 2), cache.offset)
-        k_BKLE = self.rope(k_BLKE.swapaxes(1, 2), cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BLKE.swapaxes(1, 2))
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
 def take_mlp(checkpoint: Checkpoint, path: str, config: Config, layer: int) -> RoutedMLP | GatedMLP:
     """A layer's feed-forward part: dense in the first layers, experts in the others."""
     if config.n_routed_experts is None or layer < config.first_k_dense_replace:
@@ -174,7 +123,7 @@ class Block:
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: RoutedMLP | GatedMLP
 
@@ -185,7 +134,19 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_width=config.head_dim,
+                bias=config.attention_bias,
+                scale=config.head_dim**-0.5,
+                rope=rope,
+                out_bias=False,
+                norm_eps=eps if config.use_qk_norm else None,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=take_mlp(checkpoint, f"{path}.mlp", config, layer),
         )

@@ -14,8 +14,8 @@ from typing import Any, Final
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed
-from engine.errors import ConfigError
 from engine.families import deepseek_v32
+from engine.rope_entry import read_rope_entry
 
 FIXED: Final[Mapping[str, object]] = {**deepseek_v32.FIXED, "rope_interleave": True}
 IRRELEVANT: Final[Mapping[str, str]] = {
@@ -70,16 +70,9 @@ class Config:
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
         check_fixed(raw, FIXED)
-        scaling = dict(config.rope_parameters)
-        base = scaling.pop("rope_theta", None)
-        if isinstance(base, bool) or not isinstance(base, int | float) or base <= 0:
-            raise ConfigError(
-                "rope_parameters of config.json lacks a base",
-                rope_theta=base,
-                next_step="mend rope_parameters in config.json",
-            )
+        base, scaling = read_rope_entry(config.rope_parameters)
         same = {field.name: getattr(config, field.name) for field in fields(config) if field.name != "rope_parameters"}
-        return deepseek_v32.Config(**same, rope_theta=float(base), rope_scaling=scaling)
+        return deepseek_v32.Config(**same, rope_theta=base, rope_scaling=scaling)
 
 
 class Model:

@@ -21,8 +21,7 @@ from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
-from engine.config_checks import check_experts, check_fixed, check_heads
-from engine.errors import ConfigError
+from engine.config_checks import check_experts, check_fixed, check_heads, check_layer_types
 from engine.expert_blocks import has_blocks, take_blocks
 from engine.linear import Embedding, Linear
 from engine.moe import GatedExperts, weighted_sum
@@ -78,16 +77,7 @@ class Config:
         check_fixed(raw, {**FIXED, "experts_per_token": config.num_experts_per_tok})
         check_heads(heads=config.num_attention_heads, kv_heads=config.num_key_value_heads, head_width=config.head_dim)
         check_experts(experts=config.num_local_experts, chosen=config.num_experts_per_tok)
-        kinds = config.kinds
-        if len(kinds) != config.num_hidden_layers or set(kinds) - set(KINDS) or config.sliding_window < 1:
-            raise ConfigError(
-                "gpt_oss has no such layers",
-                layer_types=", ".join(kinds),
-                num_hidden_layers=config.num_hidden_layers,
-                sliding_window=config.sliding_window,
-                known=f"{' and '.join(KINDS)}, one a layer, in turns where layer_types is absent",
-                next_step="mend config.json",
-            )
+        check_layer_types(raw, config.kinds, layers=config.num_hidden_layers, window=config.sliding_window)
         return config
 
     @property

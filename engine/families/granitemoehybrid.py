@@ -20,7 +20,7 @@ from engine.cache.recurrent import RecurrentCache, as_recurrent
 from engine.checkpoint import Checkpoint
 from engine.chosen_experts import ChosenExperts
 from engine.config import read_config
-from engine.config_checks import check_experts, check_fixed, check_heads, unscaled_theta
+from engine.config_checks import check_experts, check_fixed, check_heads
 from engine.errors import ConfigError
 from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
@@ -28,6 +28,7 @@ from engine.mlp import FusedGatedMLP, GatedMLP
 from engine.moe import GatedExperts
 from engine.norm import RMSNorm
 from engine.rope import make_rope
+from engine.rope_entry import unscaled_theta
 from engine.state_space import read_limits
 from engine.state_space_mixer import STATE_SLOTS, OutputNorm, ScanHeads, StateSpaceMixer
 from engine.taps import tap

@@ -30,7 +30,7 @@ from engine.latent_attention import (
 )
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
-from engine.moe import GatedExperts
+from engine.moe import NUMBERED_NAMES, GatedExperts
 from engine.norm import RMSNorm
 from engine.router import Choice, LinearRouter, RoutedMLP
 from engine.taps import tap
@@ -55,7 +55,6 @@ IRRELEVANT: Final[Mapping[str, str]] = {
 }
 DROPPED: Final[Mapping[str, str]] = {r"model\.mtp.*": "predicts a further token; not computed"}
 TIED: Final[Mapping[str, str]] = {r"lm_head\..*": "a copy of the embedding, to which the head is tied"}
-HUB_NAMES: Final = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}  # of one expert's layers
 FLOOR: Final = 1e-20  # added to the sum of a token's weights
 
 
@@ -174,7 +173,7 @@ def take_experts(checkpoint: Checkpoint, layer: str, config: Config) -> RoutedML
     D, inner, shared = config.hidden_size, config.moe_intermediate_size, config.num_shared_experts
     bias = f"{path}.e_score_correction_bias"
     renamed = {f"{hub}.gate.e_score_correction_bias": bias, f"{hub}.gate.weight": f"{path}.gate.weight"}
-    renamed |= {f"{hub}.shared_experts.{n}.weight": f"{path}.shared_experts.{n}.weight" for n in HUB_NAMES}
+    renamed |= {f"{hub}.shared_experts.{n}.weight": f"{path}.shared_experts.{n}.weight" for n in NUMBERED_NAMES}
     for old, new in renamed.items():
         if old in checkpoint:
             checkpoint.replace([old], [new], lambda array: [array])
@@ -192,7 +191,7 @@ def take_experts(checkpoint: Checkpoint, layer: str, config: Config) -> RoutedML
             width=D,
             inner=inner,
             activation=swiglu,
-            apart=lambda expert, name: f"{hub}.experts.{expert}.{HUB_NAMES[name]}",
+            apart=lambda expert, name: f"{hub}.experts.{expert}.{NUMBERED_NAMES[name]}",
         ),
         shared=GatedMLP.take(checkpoint, f"{path}.shared_experts", width=D, inner=shared * inner) if shared else None,
     )

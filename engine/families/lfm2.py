@@ -14,19 +14,20 @@ from typing import Any, Final
 import mlx.core as mx
 
 from engine.activation import swiglu
-from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, as_kv
 from engine.cache.recurrent import RecurrentCache, as_recurrent
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
-from engine.config_checks import check_fixed, check_heads, unscaled_theta
+from engine.config_checks import check_fixed, check_heads
 from engine.errors import ConfigError
 from engine.gated_convolution import STATE_SLOTS, GatedConvolution
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
+from engine.rope_entry import unscaled_theta
 from engine.taps import tap
 
 KINDS: Final = ("conv", "full_attention")
@@ -145,46 +146,27 @@ class Config:
         return self.layer_types is not None and self.layer_types[layer] == "full_attention"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention whose queries and keys are normalised."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    q_norm: RMSNorm
-    k_norm: RMSNorm
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take projections and norms from the checkpoint."""
-        D, E, H, K = config.hidden_size, config.head_width, config.num_attention_heads, config.kv_heads
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=H * E),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=K * E),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=K * E),
-            o=Linear.take(checkpoint, f"{path}.out_proj", inputs=H * E, outputs=D),
-            q_norm=RMSNorm.take(checkpoint, f"{path}.q_layernorm", width=E, eps=config.norm_eps),
-            k_norm=RMSNorm.take(checkpoint, f"{path}.k_layernorm", width=E, eps=config.norm_eps),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BLHE, k_BLKE, v_BLKE = (p(x_BLD).reshape(B, L, -1, self.head_width) for p in (self.q, self.k, self.v))
-        q_BHLE = self.rope(self.q_norm(q_BLHE).swapaxes(1, 2), cache.offset)
-        k_BKLE = self.rope(self.k_norm(k_BLKE).swapaxes(1, 2), cache.offset)
-        mask = cache.mask(L)
-        cache, keys, values = cache.append(k_BKLE, v_BLKE.swapaxes(1, 2))
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
+def take_attention(checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> GroupedAttention:
+    """Take a layer of attention from the checkpoint; the last projection and the norms have names of their own."""
+    D, E, H, K, eps = (
+        config.hidden_size,
+        config.head_width,
+        config.num_attention_heads,
+        config.kv_heads,
+        config.norm_eps,
+    )
+    return GroupedAttention(
+        path=path,
+        q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=H * E),
+        k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=K * E),
+        v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=K * E),
+        o=Linear.take(checkpoint, f"{path}.out_proj", inputs=H * E, outputs=D),
+        head_width=E,
+        scale=E**-0.5,
+        rope=rope,
+        q_norm=RMSNorm.take(checkpoint, f"{path}.q_layernorm", width=E, eps=eps),
+        k_norm=RMSNorm.take(checkpoint, f"{path}.k_layernorm", width=E, eps=eps),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,7 +175,7 @@ class Block:
 
     path: str
     operator_norm: RMSNorm
-    operator: Attention | GatedConvolution
+    operator: GroupedAttention | GatedConvolution
     mlp_norm: RMSNorm
     mlp: GatedMLP
 
@@ -204,7 +186,7 @@ class Block:
         return cls(
             path=path,
             operator_norm=RMSNorm.take(checkpoint, f"{path}.operator_norm", width=D, eps=config.norm_eps),
-            operator=Attention.take(checkpoint, f"{path}.self_attn", config, rope)
+            operator=take_attention(checkpoint, f"{path}.self_attn", config, rope)
             if attends
             else GatedConvolution.take(
                 checkpoint, f"{path}.conv", width=D, kernel=config.conv_L_cache, bias=config.conv_bias
@@ -223,7 +205,7 @@ class Block:
         """One layer."""
         normed = self.operator_norm(x_BLD)
         new: Cache
-        if isinstance(self.operator, Attention):
+        if isinstance(self.operator, GroupedAttention):
             mixed, new = self.operator(normed, as_kv(cache))
         else:
             mixed, new = self.operator(normed, as_recurrent(cache))
@@ -282,7 +264,7 @@ class Model:
     def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches, one a layer."""
         return tuple(
-            PlainCache() if isinstance(block.operator, Attention) else RecurrentCache.empty(STATE_SLOTS)
+            PlainCache() if isinstance(block.operator, GroupedAttention) else RecurrentCache.empty(STATE_SLOTS)
             for block in self.blocks
         )
 

@@ -12,21 +12,22 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
-from engine.errors import ConfigError
+from engine.config_checks import check_fixed, check_heads, check_layer_types
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
+FIXED: Final[Mapping[str, object]] = {"hidden_act": "silu"}
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu in this family; another value is refused below",
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "is_llama_config": "a marker of converted snapshots",
     "rope_interleaved": "a marker of converted snapshots; the weights are already permuted",
     "transformers.js_config": "options of another library",
@@ -64,39 +65,15 @@ class Config:
         """Read config.json; refuse what the family does not compute.
 
         Raises:
-            ConfigError: An unknown key, a wrong type, an activation other than silu, a sliding layer, or heads that do not fit.
+            ConfigError: An unknown key, a wrong type, an activation other than silu, layers of another kind or number, or heads
+                that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        if raw.get("hidden_act", "silu") != "silu":
-            raise ConfigError("llama computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json")
-        kinds = set(config.layer_types or ())
-        if kinds - {"full_attention", "sliding_attention"} or (
-            "sliding_attention" in kinds and not config.sliding_window
-        ):
-            raise ConfigError(
-                "llama has no such layers",
-                layer_types=", ".join(sorted(kinds)),
-                sliding_window=config.sliding_window,
-                known="full_attention, and sliding_attention together with sliding_window",
-                next_step="mend config.json",
-            )
-        if config.layer_types and len(config.layer_types) != config.num_hidden_layers:
-            raise ConfigError(
-                "layer_types does not name every layer",
-                layer_types=len(config.layer_types),
-                num_hidden_layers=config.num_hidden_layers,
-                next_step="mend config.json",
-            )
-        if min(config.num_attention_heads, config.kv_heads) < 1 or (
-            config.num_attention_heads % config.kv_heads or config.head_width % 2
-        ):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                num_attention_heads=config.num_attention_heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.head_width,
-                next_step="mend config.json",
-            )
+        check_fixed(raw, FIXED)
+        kinds, window = config.layer_types, config.sliding_window
+        if kinds is not None:
+            check_layer_types(raw, kinds, layers=config.num_hidden_layers, window=window)
+        check_heads(heads=config.num_attention_heads, kv_heads=config.kv_heads, head_width=config.head_width)
         return config
 
     @property
@@ -116,59 +93,12 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention with rotary positions."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope
-    head_width: int
-    window: int | None
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope, window: int | None) -> "Attention":
-        """Take the four projections from the checkpoint."""
-
-        def projection(name: str, inputs: int, outputs: int) -> Linear:
-            return Linear.take(checkpoint, f"{path}.{name}", inputs=inputs, outputs=outputs, bias=config.attention_bias)
-
-        D, E = config.hidden_size, config.head_width
-        return cls(
-            path=path,
-            q=projection("q_proj", D, config.num_attention_heads * E),
-            k=projection("k_proj", D, config.kv_heads * E),
-            v=projection("v_proj", D, config.kv_heads * E),
-            o=projection("o_proj", config.num_attention_heads * E, D),
-            rope=rope,
-            head_width=E,
-            window=window,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L, window=self.window)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: GatedMLP
 
@@ -179,7 +109,18 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope, window),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_width=config.head_width,
+                bias=config.attention_bias,
+                scale=config.head_width**-0.5,
+                rope=rope,
+                window=window,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size, bias=config.mlp_bias),
         )
@@ -216,6 +157,7 @@ class Model:
             base=config.rope_theta,
             traditional=config.rope_traditional,
             scaling=config.rope_scaling,
+            max_positions=config.max_position_embeddings,
         )
         model = cls(
             config=config,

@@ -12,22 +12,23 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
+from engine.config_checks import check_fixed, check_heads
 from engine.errors import ConfigError
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
+FIXED: Final[Mapping[str, object]] = {"attention_bias": False, "hidden_act": "silu"}
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "attention_bias": "always false in this family; another value is refused below",
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "auto_map": "code of another library",
-    "hidden_act": "always silu in this family; another value is refused below",
 }
 DROPPED: Final[Mapping[str, str]] = {}
 
@@ -64,20 +65,16 @@ class Config:
             ConfigError: An unknown key, a wrong type, an activation other than silu, a bias, or sizes that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        if raw.get("hidden_act", "silu") != "silu" or raw.get("attention_bias", False) is not False:
+        check_fixed(raw, FIXED)
+        check_heads(
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_width=config.head_width,
+            width=config.hidden_size,
+        )
+        if config.dim_model_base < 1:
             raise ConfigError(
-                "minicpm computes silu, and attention without biases, only",
-                hidden_act=raw.get("hidden_act", "silu"),
-                attention_bias=raw.get("attention_bias", False),
-                next_step="mend config.json",
-            )
-        H, K = config.num_attention_heads, config.num_key_value_heads
-        if min(H, K, config.dim_model_base) < 1 or config.hidden_size % H or H % K or config.head_width % 2:
-            raise ConfigError(
-                "the sizes of config.json do not fit together",
-                hidden_size=config.hidden_size,
-                num_attention_heads=H,
-                num_key_value_heads=K,
+                "the head of minicpm divides by hidden_size / dim_model_base",
                 dim_model_base=config.dim_model_base,
                 next_step="mend config.json",
             )
@@ -101,53 +98,12 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention with rotary positions."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take the four projections from the checkpoint."""
-        D, KE = config.hidden_size, config.num_key_value_heads * config.head_width
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=D),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=KE),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=KE),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=D, outputs=D),
-            rope=rope,
-            head_width=config.head_width,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """x + scale * attention(norm(x)), then x + scale * mlp(norm(x))."""
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: GatedMLP
     scale: float
@@ -159,7 +115,17 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_width=config.head_width,
+                bias=False,
+                scale=config.head_width**-0.5,
+                rope=rope,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size),
             scale=config.branch_scale,

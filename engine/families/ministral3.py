@@ -19,6 +19,7 @@ from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
+from engine.config_checks import check_fixed, check_heads, check_layer_types
 from engine.errors import CheckpointError, ConfigError
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
@@ -26,8 +27,9 @@ from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
+FIXED: Final[Mapping[str, object]] = {"hidden_act": "silu"}
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu; another value is refused below",
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "max_position_embeddings": "no rope form of this family reads it",
 }
 DROPPED: Final[Mapping[str, str]] = {
@@ -62,40 +64,19 @@ class Config:
 
         Raises:
             ConfigError: An unknown key, a wrong type, an activation other than silu, rope_parameters without what attention
-                needs, unknown layers, no full layer, or heads that do not fit.
+                needs, layers of another kind or number, or heads that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        if raw.get("hidden_act", "silu") != "silu":
-            raise ConfigError(
-                "ministral3 computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json"
-            )
+        check_fixed(raw, FIXED)
         needed = {key: config.rope_parameters.get(key) for key in (BASE, BETA, CONTEXT)}
         if not all(isinstance(value, int | float) and value > 0 for value in needed.values()):
             raise ConfigError(
                 "rope_parameters lack a positive number that ministral3 needs", **needed, next_step="mend config.json"
             )
-        kinds = config.layer_types or ("full_attention",) * config.num_hidden_layers
-        unknown = set(kinds) - {"full_attention", "sliding_attention"}
-        windowless = "sliding_attention" in kinds and not config.sliding_window
-        if unknown or windowless or len(kinds) != config.num_hidden_layers:
-            raise ConfigError(
-                "ministral3 has no such layers",
-                layer_types=f"{len(kinds)} of kind {', '.join(sorted(set(kinds)))}",
-                num_hidden_layers=config.num_hidden_layers,
-                sliding_window=config.sliding_window,
-                known="one for every layer: full_attention, or sliding_attention together with sliding_window",
-                next_step="mend config.json",
-            )
-        if min(config.num_attention_heads, config.kv_heads) < 1 or (
-            config.num_attention_heads % config.kv_heads or config.head_width % 2
-        ):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                num_attention_heads=config.num_attention_heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.head_width,
-                next_step="mend config.json",
-            )
+        kinds, window = config.layer_types, config.sliding_window
+        if kinds is not None:
+            check_layer_types(raw, kinds, layers=config.num_hidden_layers, window=window)
+        check_heads(heads=config.num_attention_heads, kv_heads=config.kv_heads, head_width=config.head_width)
         return config
 
     @property

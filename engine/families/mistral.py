@@ -7,6 +7,6 @@ beyond it is not computed here. Layers that `layer_types` names `sliding_attenti
 Source: spec/models.md section 8; Jiang et al. 2023.
 """
 
-from engine.families.llama import DROPPED, IRRELEVANT, TIED, Attention, Block, Config, Model
+from engine.families.llama import DROPPED, IRRELEVANT, TIED, Block, Config, Model
 
-__all__ = ["DROPPED", "IRRELEVANT", "TIED", "Attention", "Block", "Config", "Model"]
+__all__ = ["DROPPED", "IRRELEVANT", "TIED", "Block", "Config", "Model"]

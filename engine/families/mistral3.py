@@ -86,7 +86,11 @@ def make_blocks(config: TextConfig, checkpoint: Checkpoint) -> tuple[TextBlock, 
             ministral3.Block.take(checkpoint, path, config, turn, config.window(i)) for i, path in enumerate(paths)
         )
     rope = make_rope(
-        config.head_width, base=config.rope_theta, traditional=config.rope_traditional, scaling=config.rope_scaling
+        config.head_width,
+        base=config.rope_theta,
+        traditional=config.rope_traditional,
+        scaling=config.rope_scaling,
+        max_positions=config.max_position_embeddings,
     )
     return tuple(llama.Block.take(checkpoint, path, config, rope, config.window(i)) for i, path in enumerate(paths))
 

@@ -12,15 +12,14 @@ from typing import Any, Final
 import mlx.core as mx
 
 from engine.activation import swiglu
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_experts, check_fixed, check_heads
-from engine.errors import ConfigError
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
-from engine.moe import GatedExperts, weighted_sum
+from engine.moe import NUMBERED_NAMES, GatedExperts, weighted_sum
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
@@ -40,7 +39,6 @@ IRRELEVANT: Final[Mapping[str, str]] = {
 }
 DROPPED: Final[Mapping[str, str]] = {}
 TIED: Final[Mapping[str, str]] = {r"lm_head\..*": "a copy of the embedding, to which the head is tied"}
-HUB_NAMES: Final = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}  # of one expert's layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,70 +68,24 @@ class Config:
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
         check_fixed(raw, FIXED)
-        check_heads(heads=config.num_attention_heads, kv_heads=config.kv_heads, head_width=config.head_width)
-        if config.head_width * config.num_attention_heads != config.hidden_size or (
-            config.head_dim not in (None, config.head_width)
-        ):
-            raise ConfigError(
-                "mixtral's heads share out the hidden width",
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                head_dim=config.head_dim,
-                next_step="mend config.json",
-            )
+        check_heads(
+            heads=config.num_attention_heads,
+            kv_heads=config.kv_heads,
+            head_width=config.head_width,
+            width=config.hidden_size,
+        )
         check_experts(experts=config.num_local_experts, chosen=config.num_experts_per_tok)
         return config
 
     @property
     def head_width(self) -> int:
-        """Elements of a head."""
-        return self.hidden_size // max(self.num_attention_heads, 1)
+        """Elements of a head; a `head_dim` that does not share out the hidden width is refused."""
+        return self.head_dim or self.hidden_size // max(self.num_attention_heads, 1)
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention with rotary positions."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take the four projections from the checkpoint."""
-        D, kv_width = config.hidden_size, config.kv_heads * config.head_width
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=D),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=kv_width),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=kv_width),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=D, outputs=D),
-            rope=rope,
-            head_width=config.head_width,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -166,7 +118,7 @@ class ExpertMLP:
                 width=D,
                 inner=config.intermediate_size,
                 activation=swiglu,
-                apart=lambda expert, name: f"{path}.experts.{expert}.{HUB_NAMES[name]}",
+                apart=lambda expert, name: f"{path}.experts.{expert}.{NUMBERED_NAMES[name]}",
             ),
             chosen=config.num_experts_per_tok,
         )
@@ -189,7 +141,7 @@ class Block:
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: ExpertMLP
 
@@ -200,7 +152,17 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_width=config.head_width,
+                bias=False,
+                scale=config.head_width**-0.5,
+                rope=rope,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=ExpertMLP.take(checkpoint, f"{path}.block_sparse_moe", config),
         )

@@ -18,16 +18,15 @@ from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
-from engine.errors import ConfigError
+from engine.config_checks import check_fixed, check_heads, check_layer_types
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
-IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu in this family; another value is refused below",
-}
+FIXED: Final[Mapping[str, object]] = {"hidden_act": "silu"}
+IRRELEVANT: Final[Mapping[str, str]] = dict.fromkeys(FIXED, "one value only; another is refused")
 DROPPED: Final[Mapping[str, str]] = {}
 EVERY: Final = 4  # without layer_types, each fourth layer sees all positions
 
@@ -61,31 +60,9 @@ class Config:
                 window, or heads that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        if raw.get("hidden_act", "silu") != "silu":
-            raise ConfigError("olmo3 computes silu only", hidden_act=raw["hidden_act"], next_step="mend config.json")
-        kinds = config.layer_types
-        if config.sliding_window < 1 or (
-            kinds is not None
-            and (len(kinds) != config.num_hidden_layers or set(kinds) - {"full_attention", "sliding_attention"})
-        ):
-            raise ConfigError(
-                "olmo3 has no such layers",
-                layer_types="absent" if kinds is None else ", ".join(kinds),
-                num_hidden_layers=config.num_hidden_layers,
-                sliding_window=config.sliding_window,
-                known="full_attention or sliding_attention for every layer, and a window of at least 1",
-                next_step="mend config.json",
-            )
-        if min(config.num_attention_heads, config.kv_heads) < 1 or (
-            config.num_attention_heads % config.kv_heads or config.head_width % 2
-        ):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                num_attention_heads=config.num_attention_heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.head_width,
-                next_step="mend config.json",
-            )
+        check_fixed(raw, FIXED)
+        check_layer_types(raw, config.kinds, layers=config.num_hidden_layers, window=config.sliding_window)
+        check_heads(heads=config.num_attention_heads, kv_heads=config.kv_heads, head_width=config.head_width)
         return config
 
     @property
@@ -98,11 +75,17 @@ class Config:
         """Heads of keys and values."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What each layer sees."""
+        if self.layer_types is not None:
+            return self.layer_types
+        numbers = range(1, self.num_hidden_layers + 1)
+        return tuple("sliding_attention" if number % EVERY else "full_attention" for number in numbers)
+
     def window(self, layer: int) -> int | None:
         """Positions that a layer sees; None for all."""
-        if self.layer_types is None:
-            return None if (layer + 1) % EVERY == 0 else self.sliding_window
-        return None if self.layer_types[layer] == "full_attention" else self.sliding_window
+        return None if self.kinds[layer] == "full_attention" else self.sliding_window
 
     def rope(self, *, window: int | None) -> Rope:
         """The rotation of a layer; scaling applies where all positions are seen."""

@@ -16,6 +16,7 @@ from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
+from engine.config_checks import check_fixed, check_heads
 from engine.errors import ConfigError
 from engine.linear import Embedding, Linear
 from engine.mlp import FusedGatedMLP
@@ -23,7 +24,7 @@ from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
-ONLY: Final[Mapping[str, object]] = {  # keys that have one value in this family
+FIXED: Final[Mapping[str, object]] = {  # keys that have one value in this family
     "attention_bias": False,
     "full_attn_mod": 1,
     "hidden_act": "silu",
@@ -32,7 +33,7 @@ ONLY: Final[Mapping[str, object]] = {  # keys that have one value in this family
     "mlp_bias": False,
 }
 IRRELEVANT: Final[Mapping[str, str]] = {
-    **dict.fromkeys(ONLY, "one value is computed; another is refused below"),
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "auto_map": "code of another library",
     "embd_pdrop": "dropout does nothing in inference",
     "resid_pdrop": "dropout does nothing in inference",
@@ -69,25 +70,14 @@ class Config:
                 than longrope, or heads that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        for key, only in ONLY.items():
-            if raw.get(key, only) != only:
-                raise ConfigError(
-                    f"phi3 has one value of {key} only", expected=only, found=raw[key], next_step="mend config.json"
-                )
-        if min(config.num_attention_heads, config.kv_heads) < 1 or (
-            config.hidden_size % config.num_attention_heads
-            or config.num_attention_heads % config.kv_heads
-            or not 0 < config.rotated <= config.head_width
-            or config.rotated % 2
-        ):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                hidden_size=config.hidden_size,
-                num_attention_heads=config.num_attention_heads,
-                num_key_value_heads=config.kv_heads,
-                partial_rotary_factor=config.partial_rotary_factor,
-                next_step="mend config.json",
-            )
+        check_fixed(raw, FIXED)
+        check_heads(
+            heads=config.num_attention_heads,
+            kv_heads=config.kv_heads,
+            head_width=config.head_width,
+            rotated=config.rotated,
+            width=config.hidden_size,
+        )
         form = (config.rope_scaling or {"type": "longrope"}).get("type")
         if form not in ("longrope", "su"):
             raise ConfigError(

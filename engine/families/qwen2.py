@@ -12,24 +12,27 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
-from engine.errors import ConfigError
+from engine.config_checks import check_fixed, check_heads
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
+FIXED: Final[Mapping[str, object]] = {
+    "hidden_act": "silu",
+    "use_mrope": False,  # positions of images
+    "use_sliding_window": False,  # the oracle has no windows here
+}
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu in this family; another value is refused below",
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "max_position_embeddings": "no rope form of this family reads it",
     "sliding_window": "read only together with use_sliding_window",
-    "use_mrope": "positions of images; another value than false is refused below",
-    "use_sliding_window": "the oracle has no windows here; another value than false is refused below",
 }
 DROPPED: Final[Mapping[str, str]] = {
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope_theta",
@@ -58,74 +61,23 @@ class Config:
         """Read config.json; refuse what the family does not compute.
 
         Raises:
-            ConfigError: An unknown key, a wrong type, an activation other than silu, windows, or heads that do not fit.
+            ConfigError: An unknown key, a wrong type, an activation other than silu, windows, positions of images, or heads
+                that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        for key, only in (("hidden_act", "silu"), ("use_sliding_window", False), ("use_mrope", False)):
-            if raw.get(key, only) != only:
-                raise ConfigError(
-                    f"qwen2 does not compute {key} {raw[key]!r}", known=repr(only), next_step="mend config.json"
-                )
-        H, K = config.num_attention_heads, config.num_key_value_heads
-        if min(H, K) < 1 or H % K or config.hidden_size % (2 * H):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                num_attention_heads=H,
-                num_key_value_heads=K,
-                hidden_size=config.hidden_size,
-                next_step="mend config.json",
-            )
+        check_fixed(raw, FIXED)
+        check_heads(
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_width=config.head_width,
+            width=config.hidden_size,
+        )
         return config
 
     @property
     def head_width(self) -> int:
         """Elements of a head."""
-        return self.hidden_size // self.num_attention_heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention with rotary positions and biased projections in."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take the four projections, and the biases of three, from the checkpoint."""
-        D, E = config.hidden_size, config.head_width
-
-        def inward(name: str, heads: int) -> Linear:
-            return Linear.take(checkpoint, f"{path}.{name}", inputs=D, outputs=heads * E, bias=True)
-
-        return cls(
-            path=path,
-            q=inward("q_proj", config.num_attention_heads),
-            k=inward("k_proj", config.num_key_value_heads),
-            v=inward("v_proj", config.num_key_value_heads),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=D, outputs=D),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, D = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, D))), cache
+        return self.hidden_size // max(self.num_attention_heads, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +86,7 @@ class Block:
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: GatedMLP
 
@@ -145,7 +97,18 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_width=config.head_width,
+                bias=True,
+                scale=config.head_width**-0.5,
+                rope=rope,
+                out_bias=False,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size),
         )

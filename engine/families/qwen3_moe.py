@@ -13,13 +13,13 @@ from typing import Any, Final
 import mlx.core as mx
 
 from engine.activation import swiglu
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_experts, check_fixed, check_heads
 from engine.errors import ConfigError
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.moe import GatedExperts, weighted_sum
@@ -92,49 +92,6 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention whose queries and keys are normalised head by head."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    q_norm: RMSNorm
-    k_norm: RMSNorm
-    rope: Rope
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope) -> "Attention":
-        """Take projections and norms from the checkpoint."""
-        D, E, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
-        q_width, kv_width = config.num_attention_heads * E, config.num_key_value_heads * E
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=q_width),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=kv_width),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=kv_width),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=q_width, outputs=D),
-            q_norm=RMSNorm.take(checkpoint, f"{path}.q_norm", width=E, eps=eps),
-            k_norm=RMSNorm.take(checkpoint, f"{path}.k_norm", width=E, eps=eps),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BLHE, k_BLKE, v_BLKE = (p(x_BLD).reshape(B, L, -1, self.head_width) for p in (self.q, self.k, self.v))
-        mask = cache.mask(L)
-        q_BHLE = self.rope(self.q_norm(q_BLHE).swapaxes(1, 2), cache.offset)
-        k_BKLE = self.rope(self.k_norm(k_BLKE).swapaxes(1, 2), cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BLKE.swapaxes(1, 2))
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertMLP:
     """The weighted sum of a few experts, chosen by their probability.
 
@@ -192,7 +149,7 @@ class Block:
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: ExpertMLP | GatedMLP
 
@@ -203,7 +160,18 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.num_key_value_heads,
+                head_width=config.head_dim,
+                bias=False,
+                scale=config.head_dim**-0.5,
+                rope=rope,
+                norm_eps=eps,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=ExpertMLP.take(checkpoint, f"{path}.mlp", config)
             if config.has_experts(layer)

@@ -12,24 +12,24 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache, KVCache, as_kv
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
+from engine.config_checks import check_fixed, check_heads, check_layer_types
 from engine.errors import ConfigError
+from engine.grouped_attention import GroupedAttention
 from engine.linear import Embedding, Linear
 from engine.mlp import GatedMLP
 from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
+FIXED: Final[Mapping[str, object]] = {"hidden_act": "silu", "use_sliding_window": False}
 IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu in this family; another value is refused below",
-    "layer_types": "all layers see every position; another kind is refused below",
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
     "max_position_embeddings": "no rope form of this family reads it",
     "sliding_window": "read only for sliding layers, of which there are none",
-    "use_sliding_window": "the family has no windows; another value than false is refused below",
 }
 DROPPED: Final[Mapping[str, str]] = {
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope_theta",
@@ -57,6 +57,7 @@ class Config:
     tie_word_embeddings: bool = True
     no_rope_layer_interval: int = 4
     no_rope_layers: tuple[int, ...] | None = None
+    layer_types: tuple[str, ...] | None = None
 
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> "Config":
@@ -67,18 +68,9 @@ class Config:
                 does not name every layer, or heads that do not fit.
         """
         config = read_config(cls, raw, irrelevant=IRRELEVANT)
-        for key, only in (("hidden_act", "silu"), ("use_sliding_window", False)):
-            if raw.get(key, only) != only:
-                raise ConfigError(
-                    f"smollm3 does not compute {key} {raw[key]!r}", known=repr(only), next_step="mend config.json"
-                )
-        if kinds := set(raw.get("layer_types") or ()) - {"full_attention"}:
-            raise ConfigError(
-                "smollm3 has no such layers",
-                layer_types=", ".join(sorted(map(str, kinds))),
-                known="full_attention",
-                next_step="mend config.json",
-            )
+        check_fixed(raw, FIXED)
+        if config.layer_types is not None:
+            check_layer_types(raw, config.layer_types, layers=config.num_hidden_layers, slides=False)
         listed = config.no_rope_layers
         if config.no_rope_layer_interval < 1 if listed is None else len(listed) != config.num_hidden_layers:
             raise ConfigError(
@@ -88,16 +80,7 @@ class Config:
                 num_hidden_layers=config.num_hidden_layers,
                 next_step="list 1 (rotated) or 0 for every layer in no_rope_layers, or give an interval of 1 or more",
             )
-        if min(config.num_attention_heads, config.kv_heads) < 1 or (
-            config.num_attention_heads % config.kv_heads or config.head_width % 2
-        ):
-            raise ConfigError(
-                "the heads of config.json do not fit together",
-                num_attention_heads=config.num_attention_heads,
-                num_key_value_heads=config.kv_heads,
-                head_dim=config.head_width,
-                next_step="mend config.json",
-            )
+        check_heads(heads=config.num_attention_heads, kv_heads=config.kv_heads, head_width=config.head_width)
         return config
 
     @property
@@ -118,55 +101,12 @@ class Config:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Attention:
-    """Grouped-query self-attention, rotated where there is a rope."""
-
-    path: str
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    rope: Rope | None
-    head_width: int
-
-    @classmethod
-    def take(cls, checkpoint: Checkpoint, path: str, config: Config, rope: Rope | None) -> "Attention":
-        """Take the four projections from the checkpoint."""
-        D, E, H, K = config.hidden_size, config.head_width, config.num_attention_heads, config.kv_heads
-        bias = config.attention_bias
-        return cls(
-            path=path,
-            q=Linear.take(checkpoint, f"{path}.q_proj", inputs=D, outputs=H * E, bias=bias),
-            k=Linear.take(checkpoint, f"{path}.k_proj", inputs=D, outputs=K * E, bias=bias),
-            v=Linear.take(checkpoint, f"{path}.v_proj", inputs=D, outputs=K * E, bias=bias),
-            o=Linear.take(checkpoint, f"{path}.o_proj", inputs=H * E, outputs=D, bias=bias),
-            rope=rope,
-            head_width=E,
-        )
-
-    def __call__(self, x_BLD: mx.array, cache: KVCache) -> tuple[mx.array, KVCache]:
-        """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
-        B, L, _ = x_BLD.shape
-        q_BHLE, k_BKLE, v_BKLE = (
-            projection(x_BLD).reshape(B, L, -1, self.head_width).swapaxes(1, 2)
-            for projection in (self.q, self.k, self.v)
-        )
-        mask = cache.mask(L)
-        if self.rope is not None:
-            q_BHLE = self.rope(q_BHLE, cache.offset)
-            k_BKLE = self.rope(k_BKLE, cache.offset)
-        cache, keys, values = cache.append(k_BKLE, v_BKLE)
-        out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
-        return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     path: str
     input_norm: RMSNorm
-    attention: Attention
+    attention: GroupedAttention
     post_norm: RMSNorm
     mlp: GatedMLP
 
@@ -177,7 +117,17 @@ class Block:
         return cls(
             path=path,
             input_norm=RMSNorm.take(checkpoint, f"{path}.input_layernorm", width=D, eps=eps),
-            attention=Attention.take(checkpoint, f"{path}.self_attn", config, rope),
+            attention=GroupedAttention.take(
+                checkpoint,
+                f"{path}.self_attn",
+                width=D,
+                heads=config.num_attention_heads,
+                kv_heads=config.kv_heads,
+                head_width=config.head_width,
+                bias=config.attention_bias,
+                scale=config.head_width**-0.5,
+                rope=rope,
+            ),
             post_norm=RMSNorm.take(checkpoint, f"{path}.post_attention_layernorm", width=D, eps=eps),
             mlp=GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size, bias=config.mlp_bias),
         )

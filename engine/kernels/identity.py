@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined,import-untyped"
 """What a proof of a kernel holds for: this mlx, these libraries, this CPU, this compiler, these sources.
 
 Guarantees: a change of any of them gives another identity, so that an old proof is never taken for a new one. Libraries

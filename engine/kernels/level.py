@@ -1,4 +1,4 @@
-"""Which kernels a model runs on: `plain` mlx operations, or `linear`: compiled products in its linear layers.
+"""Which kernels a model runs on: `plain` mlx operations, or `linear`, with compiled products in its linear and expert layers.
 
 Guarantees: kernels go into a model only where each of them, and the model as a whole, gave mlx's bits on this machine;
 otherwise the model stays on plain operations, one message says why, and `Kernels.used` tells it from then on. On a GPU nothing
@@ -6,22 +6,25 @@ is ever replaced. Compiled code and proofs are kept in the folder given; deletin
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import mlx.core as mx
 
-from engine.errors import EngineError
 from engine.generate import steps
 from engine.kernels.driver import Driver, Form, compiled
-from engine.kernels.matrix import NAMES, FastMatrix, supports
+from engine.kernels.experts import FastExperts
+from engine.kernels.layout import NAMES, supported
+from engine.kernels.matrix import FastMatrix
 from engine.kernels.team import Team
 from engine.kernels.verify import KernelError, once, proven, words
 from engine.linear import Embedding, Linear, Packed
 from engine.model import CausalModel
+from engine.moe import ExpertLinear
 
+Layer = Linear | Embedding | ExpertLinear
 Compile = Callable[[Form, Path], Driver]
 AnyModel = TypeVar("AnyModel", bound=CausalModel)
 
@@ -43,7 +46,7 @@ class Kernels:
 
     folder: Path
     say: Callable[[str], None]
-    threads: int = field(default_factory=lambda: cores())
+    threads: int = field(default_factory=lambda: cores())  # noqa: PLW0108 - it stands below
     compile: Compile = compiled
     refusal: str | None = None
     _drivers: dict[Form, Driver] = field(default_factory=dict)
@@ -95,12 +98,15 @@ class Kernels:
                 made[id(weight)] = FastMatrix(driver=self._drivers.__getitem__, team=team, plain=weight)
             return made[id(weight)]
 
-        def swap(layer: Linear | Embedding) -> Linear | Embedding:
-            if not supports(layer.weight):
+        def swap(layer: Layer) -> Layer:
+            weight = weight_of(layer)
+            if weight is None:
                 return layer
-            if isinstance(layer, Linear):
-                return replace(layer, weight=fast(layer.weight))
-            return replace(layer, head=fast(layer.weight))
+            if isinstance(layer, ExpertLinear):
+                return replace(layer, weight=FastExperts.of(weight, driver=self._drivers.__getitem__, team=team))
+            return (
+                replace(layer, weight=fast(weight)) if isinstance(layer, Linear) else replace(layer, head=fast(weight))
+            )
 
         swapped: AnyModel = mapped(model, swap)
         return swapped
@@ -110,12 +116,13 @@ def forms(model: object) -> set[Form]:
     """The kernels that a model's linear layers need; float32 ones may turn out to fit in two bytes."""
     found: set[Form] = set()
 
-    def note(layer: Linear | Embedding) -> Linear | Embedding:
-        if supports(layer.weight):
-            packed = isinstance(layer.weight, Packed)
-            stored = NAMES[layer.weight.scales.dtype if packed else layer.weight.dtype]
-            found.add(Form(stored=stored, bits=layer.weight.format.bits if packed else None))
-            if (stored, packed) == ("f32", False):
+    def note(layer: Layer) -> Layer:
+        weight = weight_of(layer)
+        if isinstance(weight, Packed):
+            found.add(Form(stored=NAMES[weight.scales.dtype], bits=weight.format.bits))
+        elif weight is not None:
+            found.add(Form(stored=NAMES[weight.dtype]))
+            if weight.dtype == mx.float32:
                 found.add(Form(stored="bf16"))
         return layer
 
@@ -123,9 +130,19 @@ def forms(model: object) -> set[Form]:
     return found
 
 
-def mapped(value: Any, change: Callable[[Linear | Embedding], Linear | Embedding]) -> Any:
-    """A tree of dataclasses, tuples, lists and mappings with its linear layers and embeddings changed, the rest shared."""
-    if isinstance(value, Linear | Embedding):
+def weight_of(layer: Layer) -> mx.array | Packed | None:
+    """The weight of a layer where it has a compiled product, else None."""
+    if not isinstance(layer, ExpertLinear):
+        return supported(layer.weight)
+    weight = supported(layer.weight, ndim=3)
+    if isinstance(weight, mx.array) and weight.dtype != mx.float32:
+        return None  # mlx itself has no dense experts in 16 bits
+    return weight
+
+
+def mapped(value: Any, change: Callable[[Layer], Layer]) -> Any:  # noqa: ANN401 - any tree
+    """A tree of dataclasses, tuples, lists and mappings with its layers changed, the rest shared."""
+    if isinstance(value, Linear | Embedding | ExpertLinear):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
         new = {f.name: mapped(getattr(value, f.name), change) for f in fields(value) if f.init}

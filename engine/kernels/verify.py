@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -19,12 +19,16 @@ import numpy.typing as npt
 
 from engine.errors import EngineError
 from engine.kernels.driver import Driver, Form
+from engine.kernels.experts import FastExperts
 from engine.kernels.identity import identity
-from engine.kernels.matrix import NAMES, FastMatrix, plain_product
+from engine.kernels.layout import NAMES
+from engine.kernels.matrix import FastMatrix, plain_product
 from engine.kernels.team import Team
 from engine.linear import Packed
+from engine.moe import gathered_product
 from engine.quantization import Format
 
+NUM_EXPERTS: Final = 3
 DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 
 # Words of float32 that are sprinkled over inputs and weights, by what they provoke.
@@ -77,6 +81,12 @@ PROBES: Final = (
     Probe(rows=49, inner=32, outputs=64, bias=True),
     Probe(rows=8, inner=512, outputs=192, group=64),
 )
+EXPERTS: Final = (  # each of three experts has such a matrix, and each row goes through two of them
+    Probe(rows=1, inner=64, outputs=64),
+    Probe(rows=7, inner=96, outputs=37, special="tiny"),
+    Probe(rows=40, inner=64, outputs=64, special="infinite"),
+    Probe(rows=3, inner=32, outputs=33, special="nan"),
+)
 ODD: Final = (  # dense alone: packed weights cannot have such widths
     Probe(rows=1, inner=1, outputs=1),
     Probe(rows=1, inner=39, outputs=65),
@@ -92,6 +102,8 @@ def verify(form: Form, driver: Driver) -> None:
     """
     for probe in (*PROBES, *(ODD if form.bits is None else ())):
         check_probe(form, driver, probe)
+    for probe in EXPERTS:
+        check_experts(form, driver, probe)
 
 
 def check_probe(form: Form, driver: Driver, probe: Probe) -> None:
@@ -107,6 +119,41 @@ def check_probe(form: Form, driver: Driver, probe: Probe) -> None:
             actual = words(matrix.product(x, bias))
             if expected.shape != actual.shape or expected.dtype != actual.dtype or (expected != actual).any():
                 raise _mismatch(form, probe, expected, actual)
+
+
+def check_experts(form: Form, driver: Driver, probe: Probe) -> None:
+    """Compare one probe through the choice among three experts, in the order of the tokens and sorted by expert.
+
+    Raises:
+        KernelError: The result differs from mlx's.
+    """
+    stacked = replace(probe, outputs=NUM_EXPERTS * probe.outputs, bias=False)
+    for x, flat, _ in _products(form, stacked):
+        if form.bits is None and x.dtype != mx.float32:
+            continue  # mlx has no dense experts in 16 bits, so nothing is replaced there
+        weight = _stacked(flat)
+        first = np.random.default_rng(probe.rows).integers(0, NUM_EXPERTS, probe.rows, dtype=np.uint32)
+        chosen = np.stack([first, (first + 1) % NUM_EXPERTS], axis=-1)
+        order = np.argsort(chosen, axis=None, kind="stable")
+        for rows, experts, is_sorted in (
+            (mx.expand_dims(x, (-2, -3)), mx.array(chosen), False),
+            (mx.expand_dims(x[mx.array(order // 2)], -2), mx.array(chosen.reshape(-1)[order]), True),
+        ):
+            fast = FastExperts.of(weight, driver=lambda _: driver, team=Team(threads=2))
+            expected = words(gathered_product(rows, weight, experts, sorted_experts=is_sorted))
+            actual = words(fast.product(rows, experts, sorted_experts=is_sorted))
+            if expected.shape != actual.shape or expected.dtype != actual.dtype or (expected != actual).any():
+                raise _mismatch(form, probe, expected, actual)
+
+
+def _stacked(flat: mx.array | Packed) -> mx.array | Packed:
+    def stack(array: mx.array) -> mx.array:
+        return mx.unflatten(array, 0, (NUM_EXPERTS, -1))
+
+    if not isinstance(flat, Packed):
+        return stack(flat)
+    assert flat.biases is not None  # noqa: S101 - affine ones have them
+    return Packed(weight=stack(flat.weight), scales=stack(flat.scales), biases=stack(flat.biases), format=flat.format)
 
 
 def proven(form: Form, driver: Driver, folder: Path) -> None:
@@ -144,7 +191,7 @@ def _products(form: Form, probe: Probe) -> Iterator[tuple[mx.array, mx.array | P
     for dtype in (mx.bfloat16, mx.float32) if form == Form(stored="bf16") else (DTYPES[form.stored],):
 
         def values(*shape: int, of: mx.Dtype = dtype) -> mx.array:
-            return mx.array(sprinkled(random, shape, SPECIALS[probe.special])).astype(of)  # noqa: B023 - used at once
+            return mx.array(sprinkled(random, shape, SPECIALS[probe.special])).astype(of)
 
         x = values(probe.rows, probe.inner)
         bias = values(probe.outputs) if probe.bias else None

@@ -142,7 +142,7 @@ class TopNSigma:
         n: Deviations; 0 or less turns the filter off.
 
     Numerics: mean and deviation (of the population) over logits that are not -inf, sums in float32 from first to last.
-    Source: spec/samplers.md section 3.2, which sorts the result where llama.cpp 0.3.36 as recorded keeps the order; Tang et
+    Source: spec/samplers.md section 3.2, which goes on to softmax and sort; llama.cpp 0.3.36 as recorded masks alone. Tang et
         al., "Top-nσ: Not All Logits Are You Need", 2024.
     """
 
@@ -163,7 +163,7 @@ class TopNSigma:
         deviation = np.sqrt(running_sum((finite - mean) ** 2)[-1] / count)
         floor = logits.max() - np.float32(self.n) * deviation
         masked = np.where(logits < floor, np.float32(-np.inf), logits)
-        return candidates.with_logits(masked, is_sorted=candidates.is_sorted).softmaxed()
+        return candidates.with_logits(masked, is_sorted=candidates.is_sorted)
 
 
 def _up_to_first(hit: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -124,9 +124,9 @@ def as_markdown(pairs: Sequence[Pair]) -> str:
     lines = [
         "# Samplers: ours and llama.cpp's",
         "",
-        "Total variation distance between the ids drawn by both, on the 64 largest logits of a row of SmolLM2-135M. *Same",
-        "seed*: both from mt19937 with one seed, draw by draw. *Other generator*: ours from xoroshiro128+; *by chance*: what two",
-        "samples of one distribution differ by on average (a guide only where draws look at earlier ones).",
+        "Total variation distance between the ids drawn by both, on the 64 largest logits of a row of SmolLM2-135M.",
+        "*Same seed*: both from mt19937 with one seed, draw by draw. *Other generator*: ours from xoroshiro128+.",
+        "*By chance*: what two samples of one distribution differ by on average, a guide where draws look at earlier ones.",
         "",
         "| sampler | options | draws | equal ids | same seed | other generator | by chance |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",

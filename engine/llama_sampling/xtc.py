@@ -1,7 +1,8 @@
 """XTC, "exclude top choices": now and then the most probable candidates go, but for the last that clears a threshold.
 
 Guarantees: at least one candidate at or above the threshold survives, so nothing improbable is forced. Differs from mlx-lm's
-filter of that name: a probability equal to the threshold counts, and no id is exempt.
+filter of that name: a probability equal to the threshold counts, and no id is exempt. Differs from llama.cpp at a threshold
+of 0 or less, where that counts masked ids among the top choices and can leave nothing else.
 """
 
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class XTC:
             return candidates
         ranked = candidates.sorted().softmaxed()
         assert ranked.probs is not None  # noqa: S101 - softmaxed gives them
-        clearing = ranked.probs >= np.float32(self.threshold)
+        clearing = (ranked.probs >= np.float32(self.threshold)) & (ranked.probs > 0)
         last = int(np.count_nonzero(clearing)) - 1  # they descend, so those that clear it lead
         if last <= 0 or len(ranked) - last < self.min_keep:
             return ranked

@@ -10,7 +10,7 @@ Source: spec/samplers.md section 2; ITU-R BT.2100 for HLG; Fritsch and Carlson: 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -142,12 +142,12 @@ class Shaper:
     def bend(self) -> float:
         """Coefficient of the bend, so that the curve meets the foot."""
         dx = self.middle[0] - self.foot[0]
-        return (self.middle[1] - self.slope * dx - self.foot[1]) / dx**self.power
+        return (self.middle[1] - self.slope * dx - self.foot[1]) / math.pow(dx, self.power)
 
     @property
     def foot_slope(self) -> float:
         """Slope at the foot."""
-        return self.slope + self.bend * self.power * (self.middle[0] - self.foot[0]) ** (self.power - 1)
+        return self.slope + self.bend * self.power * math.pow(self.middle[0] - self.foot[0], self.power - 1)
 
     @property
     def toe(self) -> tuple[float, float]:
@@ -260,7 +260,8 @@ def _hermite(t: Doubles, y0: Doubles, y1: Doubles, m0: Doubles, m1: Doubles) -> 
 def _relative(logprobs: npt.ArrayLike) -> Doubles:
     """p / p_max."""
     lp = np.asarray(logprobs, np.float64)
-    return np.exp(lp - _top(lp))
+    relative: Doubles = np.exp(lp - _top(lp))
+    return relative
 
 
 def _signal(light: Doubles) -> Doubles:
@@ -270,5 +271,6 @@ def _signal(light: Doubles) -> Doubles:
     return signal
 
 
-def _top(lp: Doubles) -> Any:  # noqa: ANN401 - numpy's max has no narrower type
-    return lp.max(axis=-1, keepdims=True)
+def _top(lp: Doubles) -> Doubles:
+    top: Doubles = lp.max(axis=-1, keepdims=True)
+    return top

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.sampling.numpy_floats import DType, Floats, cumulative, exp, logsumexp, rounded, softmax
-from engine.sampling.numpy_random import Key, gumbel, uniforms
+from engine.sampling.numpy_random import Key, gumbel, key_of, split, uniforms
 
 RULED_OUT: Final = np.float32(-np.inf)
 Ids = npt.NDArray[np.int64]
@@ -48,6 +48,11 @@ class Options:
         """Keys that a token needs."""
         return 0 if self.temperature == 0 else 1 + (self.xtc_probability > 0)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether what was drawn changes the logits that follow."""
+        return any((self.repetition_penalty, self.presence_penalty, self.frequency_penalty))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
@@ -65,6 +70,45 @@ class Drawn:
     uniforms: Floats
     xtc_uniform: np.float32 | None
     lead: npt.NDArray[np.float64]
+
+
+def run(
+    rows: Floats, options: Options, dtype: DType, *, seed: int, batch: int, num_draws: int, history: Sequence[int]
+) -> list[Drawn]:
+    """Answer a sampler case: draw `i` of batch element `b` uses row `(i + b) % len(rows)` and that element's own history.
+
+    Args:
+        rows: [R, V], logits, rounded to the dtype.
+        options: Processors, filters and temperature.
+        dtype: Of the rows.
+        seed: Of the sequential stream.
+        batch: Rows a draw.
+        num_draws: How many.
+        history: What every element has seen before its first draw.
+    """
+    seen = [list(history) for _ in range(batch)]
+    state, draws = key_of(seed), []
+    known: dict[tuple[int, bool], Floats] = {}  # rows that no history changes are filtered once
+    for index in range(num_draws):
+        keys: list[Key] = []
+        for _ in range(options.num_keys):
+            state, key = split(state)
+            keys.append(key)
+        xtc_uniform = uniforms(keys[0], 1)[0] if len(keys) > 1 else None
+        excluding = xtc_uniform is not None and bool(xtc_uniform <= np.float32(options.xtc_probability))
+        chosen = []
+        for element in range(batch):
+            at = (index + element) % len(rows)
+            row = None if options.looks_back else known.get((at, excluding))
+            if row is None:
+                lp = log_probabilities(process(rows[at], seen[element], options, dtype)[None], dtype)
+                row = lp if not keys else tempered(filtered(lp, options, dtype, xtc_uniform), options, dtype)
+                known[at, excluding] = row
+            chosen.append(row)
+        draws.append(draw(np.concatenate(chosen), keys[-1], xtc_uniform) if keys else greedy(np.concatenate(chosen)))
+        for past, token in zip(seen, draws[-1].ids.tolist(), strict=True):
+            past.append(token)
+    return draws
 
 
 def process(row: Floats, history: Sequence[int], options: Options, dtype: DType) -> Floats:
@@ -115,10 +159,15 @@ def sample(rows: Floats, options: Options, dtype: DType, keys: Sequence[Key]) ->
         keys: `options.num_keys` keys, in the order of their use.
     """
     if options.temperature == 0:
-        ids = rows.argmax(axis=-1)
-        return Drawn(ids=ids, uniforms=np.empty(0, np.float32), xtc_uniform=None, lead=np.full(len(ids), np.inf))
+        return greedy(rows)
     xtc_uniform = uniforms(keys[0], 1)[0] if options.xtc_probability > 0 else None
     return draw(tempered(filtered(rows, options, dtype, xtc_uniform), options, dtype), keys[-1], xtc_uniform)
+
+
+def greedy(rows: Floats) -> Drawn:
+    """The most probable id of each row, the lowest on a tie."""
+    ids = rows.argmax(axis=-1)
+    return Drawn(ids=ids, uniforms=np.empty(0, np.float32), xtc_uniform=None, lead=np.full(len(ids), np.inf))
 
 
 def tempered(rows: Floats, options: Options, dtype: DType) -> Floats:

@@ -46,6 +46,7 @@ def made_rows() -> dict[str, Row]:
         "wide": _distinct(draw(-512, 513, (12, 2000)).sum(axis=0)),
         "masked": _distinct(draw(-2048, 2049, 80)),
         "ties": draw(-3, 4, 96).astype(np.float32),
+        "even": np.zeros(4, dtype=np.float32),  # probabilities and their sums are exact: thresholds can be met
         "flat": np.zeros(50, dtype=np.float32),
         "peaked": np.array([0, 0, 24, 0, 0, 0, 0, 0], dtype=np.float32),
         "pair": np.array([1, 0], dtype=np.float32),

@@ -5,6 +5,7 @@ Reads `cases.toml` beside this file and FOLDER/rows.safetensors, applies llama.c
 complete. Equal inputs and environment give equal bytes. What is recorded of a case:
 
     ids, logits    the candidate array before the pick, of the first step; null for -inf
+    left_probs     the probabilities in that array: of the last sampler that computed any, or 0; later samplers leave them stale
     probs          what the pick left in the array, of the first step, for the ids `picked_from`; null if it computes none
     draws          the picked id of every step
 
@@ -14,21 +15,20 @@ Arrays longer than `SHOWN` keep that many leading entries beside their length an
 import hashlib
 import json
 import sys
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from oracles.llama_cpp.case_table import load_cases
 from oracles.llama_cpp.sampler_chain import After, SamplerChain
 from parity.atomic_file import write_atomically
 from parity.provenance import Provenance
 from parity.safetensors_file import dumps, loads
 from parity.tensor import Tensor
 
-CASES: Final = Path(__file__).with_name("cases.toml")
 SHOWN: Final = 64
 LONG: Final = 100
 WITHOUT_PROBS: Final = ("greedy",)
@@ -43,7 +43,7 @@ def main(folder: str) -> int:
     }
     recorded = {}
     long_draws = {}
-    for case in expanded(tomllib.loads(CASES.read_text(encoding="utf-8"))):
+    for case in load_cases():
         result = record(case, rows[case["row"]])
         draws = result.pop("draws")
         if len(draws) > LONG:
@@ -61,35 +61,6 @@ def main(folder: str) -> int:
     return 0
 
 
-def expanded(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """One case a row of logits and seed of each table.
-
-    Raises:
-        ValueError: A table holds a key that no case has, or two cases have one name.
-    """
-    known = {"name", "rows", "chain", "pick", "history", "accept", "seeds", "draws"}
-    names = set()
-    for raw in table["case"]:
-        if unknown := set(raw) - known:
-            raise ValueError(f"unknown keys {sorted(unknown)} of case {raw.get('name')}")
-        for row in raw["rows"]:
-            for seed in raw.get("seeds", [42]):
-                name = f"{raw['name']}/{row}/s{seed}"
-                if name in names:
-                    raise ValueError(f"two cases are named {name}")
-                names.add(name)
-                yield {
-                    "name": name,
-                    "row": row,
-                    "chain": raw["chain"],
-                    "pick": raw.get("pick", {"name": "dist"}),
-                    "history": raw.get("history", []),
-                    "accept": raw.get("accept", False),
-                    "seed": seed,
-                    "num_draws": raw.get("draws", 24),
-                }
-
-
 def record(case: Mapping[str, Any], logits_V: npt.NDArray[np.float32]) -> dict[str, Any]:
     """Run one case.
 
@@ -102,6 +73,7 @@ def record(case: Mapping[str, Any], logits_V: npt.NDArray[np.float32]) -> dict[s
     return {
         "ids": _ids(before.ids),
         "logits": _floats(before.logits),
+        "left_probs": _floats(before.probs),
         "picked_from": _ids(after.ids),
         "probs": shown,
         "draws": draw(case, logits_V),

@@ -4,6 +4,9 @@ Guarantees: the watched values are slices of what the modules returned, taken wi
 bits stay as they are; classes are restored when the block ends. Only the outputs of one forward are kept at a time: a
 forward of the whole model forgets those of the one before, so chunks of a prefill leave nothing behind.
 
+Of a tuple or list the first element is kept, whatever its dtype: of a router the ids that it chose. A module that returns None
+put out nothing, and nothing is kept.
+
 Python looks `__call__` up on the type, never on the instance: hence classes are wrapped and instances told apart by `id`.
 """
 
@@ -16,6 +19,7 @@ from typing import Any, Final
 Call = Callable[..., Any]
 
 NO_POSITIONS: Final = frozenset({"SwitchLinear", "QuantizedSwitchLinear"})  # tokens come sorted by expert
+HEADS_FIRST: Final = frozenset({"Indexer"})  # puts out [B, 1, L, k]: one choice of positions for all heads
 
 
 class UnwatchableModuleError(Exception):
@@ -84,17 +88,19 @@ class Taps:
                 self._active.discard(key)
             path = self._paths.get(key)
             if path is not None:
-                self._keep(path, out[0] if isinstance(out, tuple | list) else out)
+                self._keep(path, module, out[0] if isinstance(out, tuple | list) else out)
             return out
 
         return call
 
-    def _keep(self, path: str, out: Any) -> None:  # noqa: ANN401 - an mx.array
+    def _keep(self, path: str, module: Any, out: Any) -> None:  # noqa: ANN401 - an mx.nn.Module, an mx.array or None
+        if out is None:
+            return
         if path in self._outputs:
             raise UnwatchableModuleError(f"module {path} runs more than once in a step")
         if out.ndim < 3 or out.shape[0] != 1:
             raise UnwatchableModuleError(f"output of module {path} has shape {list(out.shape)}, not [1, L, ...]")
-        self._outputs[path] = out[:, -1]
+        self._outputs[path] = out[:, :, -1] if type(module).__name__ in HEADS_FIRST else out[:, -1]
 
 
 def _has_leaf(tree: Any) -> bool:  # noqa: ANN401 - nested dicts and lists of arrays

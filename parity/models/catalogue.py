@@ -38,13 +38,13 @@ class GgufSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufPartsSource:
-    """Converted, dense, from a GGUF file that several wheels carry the parts of.
+    """Converted, dense, from a GGUF file of a Gemma 3 text model that several wheels carry the parts of.
 
     Attributes:
         parts: The wheels and their members, in the order of the file.
         sha256: Digest of the whole file.
         order: Key of `tensor_order.toml`, if the file's bytes have a history.
-        model_type: The family that the config will name, which chooses the converter.
+        model_type: The family that the config will name.
     """
 
     parts: tuple[WheelMember, ...]

@@ -18,6 +18,7 @@ from gguf import GGUFReader
 from parity.errors import SnapshotError
 from parity.models import gguf_pieces_tokenizer as tokenizer
 from parity.models.gguf_llama import NEXT, dense, read_gguf, shortest
+from parity.models.gguf_special_tokens import generation_ids, special_ids
 from parity.models.weights_file import known_order, write_weights
 from parity.tensor import Tensor
 
@@ -77,11 +78,9 @@ def convert(source: Path, folder: Path, *, order: str | None = None) -> None:
     reader, metadata = read_gguf(source, architecture="gemma3", required=REQUIRED)
     tensors = convert_weights(reader)
     write_weights(folder / "model.safetensors", tensors, known_order(order, list(tensors)))
-    roles = tokenizer.special_ids(metadata)
-    ids = {f"{role}_id": roles[role] for role in ("bos_token", "eos_token", "pad_token") if role in roles}
     texts = {
         "config.json": json.dumps(config_of(metadata, tied="lm_head.weight" not in tensors), indent=1, sort_keys=True),
-        "generation_config.json": json.dumps(ids, indent=1),
+        "generation_config.json": json.dumps(generation_ids(metadata), indent=1),
         "tokenizer.json": tokenizer.tokenizer_json(metadata),
         "tokenizer_config.json": tokenizer.tokenizer_config_json(
             metadata, max_length=int(metadata["gemma3.context_length"])
@@ -107,7 +106,7 @@ def convert_weights(reader: GGUFReader) -> dict[str, Tensor]:
 
 def config_of(metadata: Mapping[str, Any], *, tied: bool) -> dict[str, Any]:
     """config.json as the hub has it for a Gemma 3 text model."""
-    roles = tokenizer.special_ids(metadata)
+    roles = special_ids(metadata)
     width = int(metadata["gemma3.attention.key_length"])
     return {
         "architectures": ["Gemma3ForCausalLM"],

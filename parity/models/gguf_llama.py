@@ -21,6 +21,7 @@ from parity.errors import SnapshotError
 from parity.models import gguf_tokenizer
 from parity.models.bfloat16 import round_to_bfloat16
 from parity.models.gguf_repack import GROUP_SIZE, repack, unpermute_rows
+from parity.models.gguf_special_tokens import generation_ids, special_ids
 from parity.models.weights_file import known_order, write_weights
 from parity.tensor import Tensor
 
@@ -89,7 +90,7 @@ def convert(source: Path, folder: Path, form: Form, *, order: str | None = None)
     config = config_of(metadata, weights, "bfloat16" if form == "bfloat16" else "float32")
     texts = {
         "config.json": json.dumps(config, indent=1, sort_keys=True),
-        "generation_config.json": json.dumps(_token_ids(metadata), indent=1),
+        "generation_config.json": json.dumps(generation_ids(metadata), indent=1),
         "tokenizer.json": gguf_tokenizer.tokenizer_json(metadata),
         "tokenizer_config.json": gguf_tokenizer.tokenizer_config_json(
             metadata, max_length=int(metadata["llama.context_length"])
@@ -136,7 +137,7 @@ def convert_weights(reader: GGUFReader, metadata: Mapping[str, Any], form: Form)
 def config_of(metadata: Mapping[str, Any], weights: Weights, dtype: str) -> dict[str, Any]:
     """config.json as the hub has it for a llama model, with a `quantization` entry for packed weights."""
     heads, width = int(metadata["llama.attention.head_count"]), int(metadata["llama.embedding_length"])
-    special = gguf_tokenizer.special_ids(metadata)
+    special = special_ids(metadata)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -243,11 +244,6 @@ def _heads(name: str, metadata: Mapping[str, Any]) -> int | None:
     if name.endswith(".attn_k.weight"):
         return int(metadata.get("llama.attention.head_count_kv", heads))
     return None
-
-
-def _token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
-    special = gguf_tokenizer.special_ids(metadata)
-    return {f"{role}_id": special[role] for role in ("bos_token", "eos_token", "pad_token") if role in special}
 
 
 def shortest(value: float) -> float:

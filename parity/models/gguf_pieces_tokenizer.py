@@ -7,20 +7,22 @@ eight of the control tokens are special. Any other kind of tokenizer is refused.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from parity.errors import SnapshotError
+from parity.models.gguf_special_tokens import (
+    CONTROL,
+    USER_DEFINED,
+    Metadata,
+    added_token,
+    check_tokenizer,
+    tokenizer_config,
+)
 
-CONTROL: Final = 3
-USER_DEFINED: Final = 4
 SPACE: Final = "\u2581"  # what a space is in a piece
 SPECIAL: Final = frozenset(
     {"<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"}
 )
-ROLES: Final = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-
-Metadata = Mapping[str, Any]
 
 
 def tokenizer_json(metadata: Metadata) -> str:
@@ -29,15 +31,7 @@ def tokenizer_json(metadata: Metadata) -> str:
     Raises:
         SnapshotError: The tokenizer is not made of pieces and scores.
     """
-    model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if (model, pre) != ("llama", "default"):
-        raise SnapshotError(
-            "the GGUF file's tokenizer cannot be rebuilt",
-            model=model,
-            pre_tokenizer=pre,
-            supported="llama with default",
-            next_step="use a snapshot that carries tokenizer.json, such as a folder or hub:org/name",
-        )
+    check_tokenizer(metadata, model="llama", pre="default")
     kinds: Sequence[int] = metadata["tokenizer.ggml.token_type"]
     tokens = pieces(metadata)
     bos = int(metadata["tokenizer.ggml.bos_token_id"])
@@ -45,7 +39,11 @@ def tokenizer_json(metadata: Metadata) -> str:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added_token(i, tokens[i]) for i, kind in enumerate(kinds) if kind in (CONTROL, USER_DEFINED)],
+        "added_tokens": [
+            added_token(i, tokens[i], special=tokens[i] in SPECIAL)
+            for i, kind in enumerate(kinds)
+            if kind in (CONTROL, USER_DEFINED)
+        ],
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
         "pre_tokenizer": {
             "type": "Split",
@@ -80,21 +78,8 @@ def tokenizer_json(metadata: Metadata) -> str:
 
 def tokenizer_config_json(metadata: Metadata, *, max_length: int) -> str:
     """Text of tokenizer_config.json: special tokens; the base model has no chat template."""
-    tokens = pieces(metadata)
-    whole = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{role: tokens[i] for role, i in special_ids(metadata).items()},
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": max_length,
-    }
+    whole = tokenizer_config(metadata, pieces(metadata), max_length=max_length)
     return json.dumps(whole, ensure_ascii=False, indent=1)
-
-
-def special_ids(metadata: Metadata) -> dict[str, int]:
-    """Ids of the special tokens that the file names, by role."""
-    keys = {role: f"tokenizer.ggml.{name}_token_id" for role, name in ROLES.items()}
-    return {role: int(metadata[key]) for role, key in keys.items() if key in metadata}
 
 
 def pieces(metadata: Metadata) -> list[str]:
@@ -127,18 +112,6 @@ def merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, st
         found += [(score, *split) for split in sorted(known, key=lambda split: (ids[split[0]], ids[split[1]]))]
     found.sort(key=lambda merge: (merge[0], len(merge[1]), len(merge[2])), reverse=True)
     return [(left, right) for _, left, right in found]
-
-
-def _added_token(token_id: int, content: str) -> dict[str, Any]:
-    return {
-        "id": token_id,
-        "content": content,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": content in SPECIAL,
-    }
 
 
 def _starts_with(token_id: int, token: str) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def packed(values: npt.NDArray[np.float32], form: WeightFormat) -> dict[str, Ten
         exponents = _exponent_at_least(np.abs(groups).max(axis=-1) / top)
         steps: npt.NDArray[np.float32] = np.ldexp(np.float32(1), exponents).astype(np.float32)
         scaled = groups / steps[..., None]
-        codes = _e2m1(scaled) if form.mode == "mxfp4" else _e4m3(scaled)
+        codes = _e2m1(scaled) if form.mode == "mxfp4" else e4m3(scaled)
         extra = {"scales": Tensor.of((exponents + BIASED).astype(np.uint8))}
     else:
-        scale_codes = _e4m3(np.abs(groups).max(axis=-1) / np.float32(6))
+        scale_codes = e4m3(np.abs(groups).max(axis=-1) / np.float32(6))
         scale_codes = np.maximum(scale_codes, np.uint8(1))  # never zero
         codes = _e2m1(groups / _e4m3_values()[scale_codes][..., None])
         extra = {"scales": Tensor.of(scale_codes)}
@@ -99,7 +99,7 @@ def _e2m1(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     return magnitude | (np.signbit(values).astype(np.uint8) << np.uint8(3))
 
 
-def _e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     """Nearest of the 8-bit floats with four exponent and three mantissa bits; largest 448, no infinity."""
     table = _e4m3_values()[:127]
     middles = (table[1:] + table[:-1]) / np.float32(2)

@@ -14,7 +14,7 @@ from parity.models.catalogue import Entry, GgufPartsSource, entries
 from parity.models.fetch import ensure_snapshot, is_complete, models_folder, snapshot_path
 from parity.models.tiny_catalogue import TinySource
 from parity.opt_in import opt_in_snapshots
-from parity.snapshot import Snapshot
+from parity.snapshot import NO_MODEL, Snapshot
 
 NAME_HELP = "a name of `assay models list`, a folder written with a slash, or hub:org/name[@revision]"
 COLUMNS = ("name", "dtype", "licence", "source", "here", "title")
@@ -83,7 +83,7 @@ def _default_names(*, accept_terms: bool) -> tuple[str, ...]:
             having_terms=having,
             next_step="assay models fetch NAME --accept-terms",
         )
-    used = tuple(dict.fromkeys(case.snapshot for case in load_cases()))
+    used = tuple(dict.fromkeys(case.snapshot for case in load_cases() if case.snapshot != NO_MODEL.name))
     opt_in = [name for name in used if name in opt_in_snapshots()]
     if opt_in:
         _to_stderr(f"left out: {', '.join(opt_in)} (opt-in: assay models fetch NAME --accept-terms)")

@@ -50,8 +50,11 @@ def test_one_expert_counts_in_full(layer: ChosenExperts, normal: Normal, same_bi
     same_bits(layer.experts(x, best)[:, :, 0], replace(layer, chosen=1)(x))
 
 
-def test_every_module_shows_its_output(layer: ChosenExperts, normal: Normal) -> None:
+def test_every_module_shows_its_output_and_the_router_the_ids_that_it_chose(
+    layer: ChosenExperts, normal: Normal, same_bits: Check
+) -> None:
     seen: dict[str, mx.array] = {}
     with watching(seen.__setitem__):
         layer(normal(5, (1, 3, D)))
-    assert list(seen) == ["m.router.layer", "m.switch_mlp", "m"]
+    assert list(seen) == ["m.router.layer", "m.router", "m.switch_mlp", "m"]
+    same_bits(mx.argpartition(seen["m.router.layer"], kth=-2, axis=-1)[..., -2:], seen["m.router"])

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.metrics import entropy, log_softmax, perplexity, surprisal
+from engine.metrics import (
+    RollingPerplexity,
+    SequenceMetrics,
+    entropy,
+    log_softmax,
+    perplexity,
+    sampling_surprisal,
+    surprisal,
+)
 
 Ulps = Callable[..., int]
 INF = float("inf")
@@ -84,3 +92,68 @@ def test_each_row_predicts_the_token_of_its_place() -> None:
 def test_more_rows_than_ids_are_refused() -> None:
     with pytest.raises(ValueError, match="rows"):
         perplexity(mx.zeros((3, 8)), [0, 1])
+
+
+def test_the_worked_numbers_hold_in_every_base() -> None:
+    row = mx.array([[2.0, 1.0, 0.5, -1.0, -INF]])
+
+    assert entropy(row).round(6).tolist() == [1.014403]
+    assert entropy(row, base="bits").round(6).tolist() == [1.463474]
+    assert entropy(row, base="base10").round(6).tolist() == [round(1.014403 / math.log(10), 6)]
+    assert surprisal(row, [1]).round(6).tolist() == [1.495182]
+    assert surprisal(row, [1], base="bits").round(6).tolist() == [2.157092]
+    assert surprisal(row, [0]).round(6).tolist() == [0.495182]
+    assert surprisal(row, [4]).tolist() == [INF]
+
+
+def test_an_unknown_base_is_refused() -> None:
+    row = mx.zeros((1, 4))
+    for call in (lambda: surprisal(row, [0], base="hartley"), lambda: entropy(row, base="hartley")):  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="unknown base 'hartley'; known are nats, bits, base10"):
+            call()
+
+
+def test_rolling_perplexity_has_the_worked_value_and_forks_by_being_kept() -> None:
+    row = mx.array([[2.0, 1.0, 0.5, -1.0, -INF]])
+    told = RollingPerplexity()
+    assert told.value == INF
+    for nats in surprisal(mx.broadcast_to(row, (3, 5)), [0, 1, 2]):
+        told = told.add(float(nats))
+    fork = told.add(5.0)
+
+    assert round(told.value, 6) == 3.775434
+    assert (told.count, fork.count) == (3, 4)
+    assert fork.value > told.value
+
+
+@given(st.lists(st.floats(0, 20), min_size=1, max_size=30))
+@settings(max_examples=40, deadline=None)
+def test_rolling_perplexity_is_perplexity(values: list[float]) -> None:
+    told = RollingPerplexity()
+    for nats in values:
+        told = told.add(nats)
+    assert math.isclose(told.value, math.exp(math.fsum(values) / len(values)), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("odd", [INF, -INF, float("nan")])
+def test_what_is_not_finite_is_passed_over_and_negatives_count_as_certain(odd: float) -> None:
+    told = RollingPerplexity().add(1.0)
+    assert told.add(odd) == told
+    assert told.add(-0.5) == RollingPerplexity(nats=1.0, count=2)
+
+
+def test_sampling_surprisal_is_among_the_tokens_that_were_left() -> None:
+    kept = mx.array([[1.0, 1.0, -INF, -INF], [-INF, 0.5, -INF, -INF]])
+    rows = mx.concatenate([kept, kept])
+    assert sampling_surprisal(rows, [0, 1, 2, 1], base="bits").round(9).tolist() == [1.0, 0.0, INF, 0.0]
+    warm = sampling_surprisal(mx.array([[2.0, 0.0]]), [0], temperature=2.0)
+    assert warm.round(6).tolist() == surprisal(mx.array([[1.0, 0.0]]), [0]).round(6).tolist()
+    with pytest.raises(ValueError, match="no distribution at temperature 0"):
+        sampling_surprisal(kept, [0, 1], temperature=0)
+
+
+def test_both_perplexities_of_a_sequence_are_kept_apart() -> None:
+    told = SequenceMetrics().accept(model_nats=2.0, sampling_nats=1.0).accept(model_nats=4.0)
+    assert (told.model.count, told.sampling.count) == (2, 1)
+    assert math.isclose(told.model.value, math.exp(3))
+    assert math.isclose(told.sampling.value, math.e)

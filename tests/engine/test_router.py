@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import ConfigError
 from engine.linear import Linear
 from engine.router import Choice, LinearRouter, SigmoidRouter, choose
+from engine.taps import watching
 
 PLAIN = Choice(experts=8, chosen=2, groups=4, kept=2, factor=2.0)
 ZEROS = mx.zeros((8,))
@@ -82,10 +83,27 @@ def test_a_sigmoid_router_scores_in_float32_and_a_linear_one_in_its_own_dtype(
     normal: Callable[..., mx.array], dtype: mx.Dtype
 ) -> None:
     x, weight, bias = normal(0, (1, 3, 16), dtype), normal(1, (8, 16), dtype), normal(2, (8,), dtype)
-    _, weights = SigmoidRouter(weight=weight, bias=bias, choice=PLAIN)(x)
+    _, weights = SigmoidRouter(path="r", weight=weight, bias=bias, choice=PLAIN)(x)
     assert weights.dtype == mx.float32
     _, weights = LinearRouter(linear=Linear(path="r", weight=weight), bias=bias, choice=PLAIN)(x)
     assert weights.dtype == dtype
+
+
+def test_a_sigmoid_router_shows_the_ids_that_it_chose_and_a_linear_one_its_logits_alone(
+    normal: Callable[..., mx.array], same_bits: Callable[..., None]
+) -> None:
+    x, weight, bias = normal(0, (1, 3, 16)), normal(1, (8, 16)), normal(2, (8,))
+    seen: dict[str, mx.array] = {}
+    with watching(seen.__setitem__):
+        ids, _ = SigmoidRouter(path="m.gate", weight=weight, bias=bias, choice=PLAIN)(x)
+    assert list(seen) == ["m.gate"]
+    assert seen["m.gate"].dtype == mx.uint32
+    same_bits(ids, seen["m.gate"])
+    seen.clear()
+    with watching(seen.__setitem__):
+        LinearRouter(linear=Linear(path="m.gate", weight=weight), bias=bias, choice=PLAIN)(x)
+    assert list(seen) == ["m.gate"]
+    same_bits(x @ weight.T, seen["m.gate"])
 
 
 @pytest.mark.parametrize(

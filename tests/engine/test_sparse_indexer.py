@@ -13,6 +13,7 @@ from engine.linear import Linear
 from engine.norm import LayerNorm
 from engine.rope import Rope
 from engine.sparse_indexer import KEY_EPS, Indexer, latents_and_index, only_selected
+from engine.taps import watching
 
 D, R, H, E, KEPT = 12, 8, 2, 8, 4
 Normal = Callable[..., mx.array]
@@ -21,6 +22,7 @@ Normal = Callable[..., mx.array]
 @pytest.fixture
 def indexer(normal: Normal) -> Indexer:
     return Indexer(
+        path="indexer",
         q=Linear(path="q", weight=normal(1, (H * E, R))),
         k=Linear(path="k", weight=normal(2, (E, D))),
         norm=LayerNorm(path="norm", weight=normal(3, (E,)), bias=normal(4, (E,)), eps=KEY_EPS),
@@ -65,6 +67,19 @@ def test_the_best_positions_of_the_past_are_selected(indexer: Indexer, normal: N
         taken = [i for i in own.tolist() if i <= query]
         assert len(set(own.tolist())) == KEPT
         assert sorted(past[taken]) == sorted(past)[-KEPT:]  # by score: several may be nought
+
+
+@pytest.mark.parametrize("L", [KEPT, KEPT + 1])
+def test_a_selection_is_shown_with_its_positions_second_and_none_where_none_is_made(
+    indexer: Indexer, normal: Normal, same_bits: Callable[..., None], L: int
+) -> None:
+    seen: dict[str, mx.array] = {}
+    with watching(seen.__setitem__):
+        selected, _ = indexer(normal(6, (1, L, D)), normal(7, (1, L, R)), PlainCache(), allowed=None)
+    assert ("indexer" in seen) == (L > KEPT) == (selected is not None)
+    if selected is not None:
+        assert (seen["indexer"].shape, seen["indexer"].dtype) == ((1, L, 1, KEPT), mx.uint32)
+        same_bits(selected[:, :, -1], seen["indexer"][:, -1])
 
 
 def test_a_single_query_attends_to_the_selected_rows_in_their_order(

@@ -103,11 +103,12 @@ def test_without_a_common_layer_the_experts_are_all(
     other_bits(layer()(x), layer(shared=False)(x))
 
 
-def test_every_module_but_the_router_shows_its_output(layer: Callable[..., UngatedMoE], normal: Normal) -> None:
+def test_every_module_shows_its_output(layer: Callable[..., UngatedMoE], normal: Normal) -> None:
     seen: dict[str, mx.array] = {}
     with watching(seen.__setitem__):
         layer(latent=8)(normal(0, (1, 3, D)))
     assert list(seen) == [
+        "m.gate",
         "m.fc1_latent_proj",
         "m.switch_mlp",
         "m.fc2_latent_proj",

@@ -147,6 +147,48 @@ def test_of_a_tuple_the_first_is_kept() -> None:
     assert taps.take()["pair"].tolist() == [[0, 1]]
 
 
+class Router(Linear):
+    def __call__(self, x: Any) -> Any:
+        return np.argsort(x, axis=-1).astype("<u4"), x
+
+
+def test_of_a_router_the_chosen_ids_are_kept_in_their_own_dtype() -> None:
+    model = Model(gate=Router(1))
+    taps = Taps(model, ["*"])
+    with taps.watching():
+        model(x())
+    ids = taps.take()["gate"]
+    assert (ids.dtype, ids.tolist()) == (np.dtype("<u4"), [[0, 1]])
+
+
+class Indexer(Linear):
+    """Selects two of the positions for each query, for all heads at once, if there are more."""
+
+    def __call__(self, x: Any) -> Any:
+        length = x.shape[1]
+        return None if length <= 2 else np.arange(2 * length, dtype="<u4").reshape(1, 1, length, 2)
+
+
+class Sparse(Model):
+    def __call__(self, x: Any) -> Any:
+        self.children["indexer"](x)
+        return self.children["out"](x)
+
+
+def test_of_an_indexer_the_last_position_is_kept_which_stands_on_its_third_axis() -> None:
+    taps = Taps(model := Sparse(indexer=Indexer(1), out=Linear(1)), ["*"])
+    with taps.watching():
+        model(x(5))
+    assert taps.take()["indexer"].tolist() == [[[8, 9]]]
+
+
+def test_a_module_that_puts_out_nothing_is_not_kept_and_hides_no_other() -> None:
+    taps = Taps(model := Sparse(indexer=Indexer(1), out=Linear(1)), ["*"])
+    with taps.watching():
+        model(x(2))
+    assert list(taps.take()) == ["out"]
+
+
 def test_classes_are_as_before_also_after_an_exception() -> Never:
     model = Model(plain=Linear(3), inherited=Inherited(2), doubled=Doubled(2))
     before = {cls: dict(cls.__dict__) for cls in (Model, Linear, Inherited, Doubled)}

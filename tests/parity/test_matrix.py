@@ -10,7 +10,9 @@ from engine.chat_template import ChatTemplate
 from parity.case import Case
 from parity.errors import CaseError, UsageError
 from parity.matrix import CASES, load_cases, placed_cases, random_ids, read_prompts, select
+from parity.models.catalogue import entries
 from parity.models.fetch import snapshot_path
+from parity.snapshot import NO_MODEL
 
 TABLE = """
 [[matrix]]
@@ -121,7 +123,7 @@ def test_an_unknown_key_is_refused_with_file_table_and_key(write: Callable[..., 
         "  file    toy.toml",
         "  table   [[matrix]] at line 5",
         "  key     steps",
-        "  reason  unknown; known are snapshot, dtype, kv, drive, prompt, feed, num_steps, tier, oracle, record",
+        "  reason  unknown; known are snapshot, dtype, kv, drive, prompt, feed, num_steps, tier, oracle, record, full_rows",
         "  next    correct it in parity/cases/toy.toml",
     ]
 
@@ -153,6 +155,7 @@ def test_an_unknown_key_is_refused_with_file_table_and_key(write: Callable[..., 
         pytest.param(PROMPT + TABLE + 'tier = "L3"\n', "L3 needs a declared metric and bound", id="measured"),
         pytest.param(PROMPT + TABLE + "oracle = 3\n", "the name of an oracle belongs here", id="oracle"),
         pytest.param(PROMPT + TABLE + "record = [3]\n", "key     record", id="record"),
+        pytest.param(PROMPT + TABLE + "full_rows = 1\n", "true or false belongs here, not 1", id="full-rows"),
         pytest.param("[prompt.p3]\nids = []\n" + TABLE, "a list of token ids belongs here", id="no-ids"),
         pytest.param("[prompt.p3]\nids = [-1]\n" + TABLE, "a list of token ids belongs here", id="negative-id"),
         pytest.param("[prompt.p3]\ntext = 'x'\n" + TABLE, "either ids", id="text-alone"),
@@ -220,8 +223,9 @@ def test_the_committed_matrix_has_every_combination_that_it_promises() -> None:
     assert any(len(c.prompt_ids) == 1 for c in tiny)
     assert {c.dtype for c in tiny if c.record == ("*",)} == {"f32", "bf16"}
     assert all(max(c.prompt_ids + (c.forced_ids or ())) < 512 for c in tiny)
-    real = [c for c in cases if not c.snapshot.endswith("-tiny")]
+    real = [c for c in cases if c.snapshot.startswith("smollm2")]
     assert {c.snapshot for c in real} == {"smollm2-135m", "smollm2-135m-f32", "smollm2-135m-q4"}
+    assert all(c.snapshot in {*entries(), NO_MODEL.name} for c in cases)
     assert any(c.num_steps == 100 for c in real)
     assert any(len(c.prompt_ids) > 256 for c in real)
 

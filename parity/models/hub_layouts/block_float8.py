@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from parity.models.weight_format import _e4m3
+from parity.models.weight_format import e4m3
 from parity.tensor import Tensor
 
 TILE: Final = 128
@@ -24,7 +24,7 @@ def with_block_float8(tensors: Mapping[str, Tensor], names: Iterable[str]) -> di
         values = tensors[name].values().astype(np.float32)
         factors = _factors(values)
         spread = np.repeat(np.repeat(factors, TILE, axis=0), TILE, axis=1)[: values.shape[0], : values.shape[1]]
-        out |= {name: Tensor.of(_e4m3(values / spread)), f"{name}_scale_inv": Tensor.of(factors)}
+        out |= {name: Tensor.of(e4m3(values / spread)), f"{name}_scale_inv": Tensor.of(factors)}
     return out
 
 

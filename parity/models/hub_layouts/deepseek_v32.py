@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from parity.models.hub_layouts.block_float8 import with_block_float8
-from parity.models.hub_layouts.latent import with_joint_projection, with_single_experts
+from parity.models.hub_layouts.latent import with_joint_projection
+from parity.models.hub_layouts.single_experts import with_single_experts
 from parity.models.tiny import build_tiny
 from parity.tensor import Tensor
 

@@ -5,17 +5,12 @@ is drawn serves as the weights before that, so the hub's snapshot is another mod
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from parity.models.hub_layouts.short_filters import with_hub_filters
 from parity.tensor import Tensor
 
 
 def to_hub(_config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Filters [C, K, 1] become [C, 1, K]; every other tensor stays as drawn."""
-    hub = dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith(".conv1d.weight"):
-            channels, kernel, one = tensor.shape
-            hub[name] = replace(tensor, shape=(channels, one, kernel))
-    return hub
+    return with_hub_filters(tensors)

@@ -1,9 +1,9 @@
 """glm4_moe on the hub: experts under numbers of their own, and one layer more, which predicts several tokens ahead."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from parity.models.hub_layouts.single_experts import with_single_experts
 from parity.tensor import Tensor
 
 
@@ -12,15 +12,8 @@ def to_hub(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
 
     The layer that loaders drop is stood for by some tensors of the last real one, under the next number.
     """
-    out: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if stacked := re.fullmatch(r"(.*\.mlp)\.switch_mlp\.(.*)", name):
-            for expert, words in enumerate(tensor.bits()):
-                out[f"{stacked[1]}.experts.{expert}.{stacked[2]}"] = Tensor.of(words, tensor.dtype)
-        else:
-            out[name] = tensor
     layers = config["num_hidden_layers"]
     last, extra = f"model.layers.{layers - 1}", f"model.layers.{layers}"
     norm = tensors[f"{last}.input_layernorm.weight"]
     ahead = {f"{extra}.{norm_name}.weight": norm for norm_name in ("enorm", "hnorm", "input_layernorm")}
-    return {**out, **ahead, f"{extra}.shared_head.head.weight": tensors["lm_head.weight"]}
+    return {**with_single_experts(tensors), **ahead, f"{extra}.shared_head.head.weight": tensors["lm_head.weight"]}

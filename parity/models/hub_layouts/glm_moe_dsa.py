@@ -6,7 +6,8 @@ The oracle's loader drops that layer.
 from collections.abc import Mapping
 from typing import Any
 
-from parity.models.hub_layouts.latent import with_joint_projection, with_single_experts
+from parity.models.hub_layouts.latent import with_joint_projection
+from parity.models.hub_layouts.single_experts import with_single_experts
 from parity.models.tiny import build_tiny
 from parity.tensor import Tensor
 

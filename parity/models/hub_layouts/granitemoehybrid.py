@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from parity.models.hub_layouts.short_filters import hub_filter
 from parity.tensor import Tensor
 
 
@@ -25,8 +26,7 @@ def to_hub(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
         elif name.endswith(f".{old}.down_proj.weight"):
             hub[f"{name.removesuffix(f'{old}.down_proj.weight')}{new}.output_linear.weight"] = tensor
         elif name.endswith(".conv1d.weight"):
-            channels, kernel, one = tensor.shape
-            hub[name] = replace(tensor, shape=(channels, one, kernel))
+            hub[name] = hub_filter(tensor)
         elif not name.endswith(f".{old}.up_proj.weight"):
             hub[name] = tensor
     return hub

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from parity.models.hub_layouts.latent import with_joint_projection, with_single_experts
+from parity.models.hub_layouts.latent import with_joint_projection
+from parity.models.hub_layouts.single_experts import with_single_experts
 from parity.tensor import Tensor
 
 EXPERT_NAMES: Final = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}

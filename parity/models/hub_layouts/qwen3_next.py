@@ -6,12 +6,13 @@ weights of most norms. The head that predicts several tokens ahead it drops; som
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from parity.models.bfloat16 import round_to_bfloat16
+from parity.models.hub_layouts.short_filters import hub_filter
+from parity.models.hub_layouts.single_experts import with_single_experts
 from parity.models.tiny import build_tiny
 from parity.tensor import Tensor
 
@@ -24,13 +25,7 @@ FINER: Final = np.float32(2**-10)
 def to_hub(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`mlp.switch_mlp.NAME.weight` [X, ...] becomes `mlp.experts.0.NAME.weight` and so on; filters and norms as below."""
     out = extra_head(config["hidden_size"], config["model_type"])
-    for name, tensor in tensors.items():
-        if stacked := re.fullmatch(r"(.*\.mlp)\.switch_mlp\.(.*)", name):
-            for expert, words in enumerate(tensor.bits()):
-                out[f"{stacked[1]}.experts.{expert}.{stacked[2]}"] = Tensor.of(words, tensor.dtype)
-        else:
-            out[name] = filter_or_norm(name, tensor)
-    return out
+    return out | {name: filter_or_norm(name, tensor) for name, tensor in with_single_experts(tensors).items()}
 
 
 def extra_head(width: int, model_type: str) -> dict[str, Tensor]:
@@ -46,8 +41,7 @@ def extra_head(width: int, model_type: str) -> dict[str, Tensor]:
 def filter_or_norm(name: str, tensor: Tensor) -> Tensor:
     """Filters [C, K, 1] become [C, 1, K]; a norm's weight loses one; any other tensor stays."""
     if name.endswith(".conv1d.weight"):
-        channels, kernel, one = tensor.shape
-        return replace(tensor, shape=(channels, one, kernel))
+        return hub_filter(tensor)
     return less_one(tensor) if OFFSET_NORM.fullmatch(name) else tensor
 
 

@@ -12,7 +12,7 @@ from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
 from engine.errors import ConfigError, RequestError
 from engine.families import cohere2
-from engine.families.cohere2 import ONLY, Config
+from engine.families.cohere2 import FIXED, Config
 from engine.generate import steps
 from engine.model import CausalModel, open_model
 from engine.norm import LayerNorm
@@ -52,16 +52,15 @@ def test_keys_and_values_of_a_ring_are_not_packed(model: CausalModel) -> None:
     )
 
 
-@pytest.mark.parametrize("key", ONLY)
+@pytest.mark.parametrize("key", FIXED)
 def test_a_value_that_is_not_computed_is_refused(raw: Mapping[str, Any], key: str) -> None:
-    assert Config.read({**raw, key: ONLY[key]}) == Config.read(raw)
+    assert Config.read({**raw, key: FIXED[key]}) == Config.read(raw)
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, key: "another"})
     assert str(caught.value) == (
-        f"cohere2 has one value of {key} only\n"
-        f"  expected  {ONLY[key]}\n"
-        "  found     another\n"
-        "  next      mend config.json"
+        f"cohere2 computes {key} {json.dumps(FIXED[key])} only\n"
+        '  found  "another"\n'
+        "  next   use a snapshot whose config.json says so"
     )
 
 
@@ -121,6 +120,7 @@ def test_heads_that_do_not_fit_are_refused(
         f"  num attention heads  {heads}\n"
         f"  num key value heads  {kv}\n"
         f"  head dim             {head_dim}\n"
+        f"  rotated              {head_dim}\n"
         "  next                 mend config.json"
     )
 

@@ -210,7 +210,26 @@ def test_other_weights_are_found_in_the_first_layer_of_experts(monkeypatch: Plan
 def test_groups_that_are_ignored_are_found_in_the_first_layer_of_experts(monkeypatch: Plant) -> None:
     right = router.choose
     monkeypatch.setattr(router, "choose", lambda scores, bias, choice: right(scores, bias, replace(choice, groups=1)))
-    assert found(TAPS) == ("DIFFERENT", f"{EXPERTS}.switch_mlp")
+    assert found(TAPS) == ("DIFFERENT", f"{EXPERTS}.gate")
+
+
+@needs_goldens
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda right, *given: tuple(part[..., ::-1] for part in right(*given)), id="order"),
+        pytest.param(lambda right, scores, bias, choice: right(scores, -bias, choice), id="sign-of-the-correction"),
+        pytest.param(
+            lambda right, scores, bias, choice: right(scores, mx.roll(bias, 1), choice), id="others-correction"
+        ),
+    ],
+)
+def test_experts_in_another_order_or_otherwise_corrected_are_found_in_the_router(
+    monkeypatch: Plant, wrong: Any
+) -> None:
+    right = router.choose
+    monkeypatch.setattr(router, "choose", lambda *given: wrong(right, *given))
+    assert found(TAPS) == ("DIFFERENT", f"{EXPERTS}.gate")
 
 
 @needs_goldens

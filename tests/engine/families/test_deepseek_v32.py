@@ -19,13 +19,14 @@ from engine.norm import LayerNorm
 from engine.sparse_indexer import Indexer
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
-from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.committed_golden import found, judged, needs_goldens
 from tests.engine.families.tiny_snapshot import logits, logits_of, raw_config
 
 TAPS = "deepseek_v32-tiny/f32/fp/forced/p40-taps-tail-split"
 LOGITS = "deepseek_v32-tiny/f32/fp/forced/p40-tail-split"
 HUB = "deepseek_v32-hub-tiny/f32/fp/forced/p40-tail-split"
 AFTER_ATTENTION = "model.layers.0.self_attn.unembed_out"
+INDEXER = "model.layers.0.self_attn.indexer"
 
 Plant = pytest.MonkeyPatch
 
@@ -97,26 +98,56 @@ def test_without_a_fault_the_engine_is_the_oracle(name: str) -> None:
 
 @needs_goldens
 @pytest.mark.parametrize(
-    "change",
+    ("topk", "fact", "said"),
     [
-        pytest.param(lambda c: replace(c, index_topk=15), id="one-position-less"),
-        pytest.param(lambda c: replace(c, index_topk=100), id="all-positions"),
-        pytest.param(lambda c: replace(c, indexer_rope_interleave=True), id="pairs-of-the-indexer"),
-        pytest.param(lambda c: replace(c, rope_theta=10001.0), id="base"),
+        (15, "wrong", f"activations/0/{INDEXER}: expected U32[1, 1, 16], actual U32[1, 1, 15]"),
+        (100, "missing", f"activations/0/{INDEXER}"),
     ],
 )
-def test_another_selection_or_rotation_is_found_in_the_first_attention(
-    monkeypatch: Plant, change: Callable[[Config], Config]
+def test_fewer_positions_or_all_are_found_in_the_first_indexer(
+    monkeypatch: Plant, topk: int, fact: str, said: str
 ) -> None:
     right = Attention.take
-    monkeypatch.setattr(Attention, "take", lambda checkpoint, path, config: right(checkpoint, path, change(config)))
-    assert found(TAPS) == ("DIFFERENT", AFTER_ATTENTION)
+    monkeypatch.setattr(
+        Attention, "take", lambda checkpoint, path, config: right(checkpoint, path, replace(config, index_topk=topk))
+    )
+    verdict = judged(TAPS)
+    assert verdict.status.value == "INCOMPARABLE"
+    assert str(verdict.facts[fact]).splitlines()[0] == said
 
 
 @needs_goldens
-def test_scores_that_are_not_cut_at_zero_are_found_in_the_first_attention(monkeypatch: Plant) -> None:
+@pytest.mark.parametrize(
+    ("change", "earliest"),
+    [
+        pytest.param(lambda c: replace(c, indexer_rope_interleave=True), INDEXER, id="pairs-of-the-indexer"),
+        # the last position selects the same ones, and turns what it attends to otherwise
+        pytest.param(lambda c: replace(c, rope_theta=10001.0), AFTER_ATTENTION, id="base"),
+    ],
+)
+def test_another_rotation_is_found_where_it_first_counts(
+    monkeypatch: Plant, change: Callable[[Config], Config], earliest: str
+) -> None:
+    right = Attention.take
+    monkeypatch.setattr(Attention, "take", lambda checkpoint, path, config: right(checkpoint, path, change(config)))
+    assert found(TAPS) == ("DIFFERENT", earliest)
+
+
+@needs_goldens
+def test_scores_that_are_not_cut_at_zero_are_found_in_the_first_indexer(monkeypatch: Plant) -> None:
     monkeypatch.setattr(sparse_indexer.mx, "maximum", lambda scores, _: scores)
-    assert found(TAPS) == ("DIFFERENT", AFTER_ATTENTION)
+    assert found(TAPS) == ("DIFFERENT", INDEXER)
+
+
+@needs_goldens
+def test_the_worst_positions_in_place_of_the_best_are_found_in_the_first_indexer(monkeypatch: Plant) -> None:
+    right = sparse_indexer.mx.argpartition
+
+    def wrong(scores: mx.array, kth: int, axis: int) -> mx.array:
+        return right(-scores if kth == -16 else scores, kth=kth, axis=axis)  # routers choose with it too
+
+    monkeypatch.setattr(sparse_indexer.mx, "argpartition", wrong)
+    assert found(TAPS) == ("DIFFERENT", INDEXER)
 
 
 @needs_goldens

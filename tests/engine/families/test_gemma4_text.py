@@ -266,7 +266,7 @@ right_router = ScaledRouter.__call__
 
 def weights_of_all(self: ScaledRouter, x: mx.array) -> tuple[mx.array, mx.array]:
     scores = self.projection(mx.fast.rms_norm(x, self.scale * x.shape[-1] ** -0.5, self.eps))
-    experts = mx.argpartition(scores, kth=-self.chosen, axis=-1)[..., -self.chosen :]
+    experts = tap(self.path, mx.argpartition(scores, kth=-self.chosen, axis=-1)[..., -self.chosen :])
     shares = mx.take_along_axis(mx.softmax(scores, axis=-1), experts, axis=-1)
     return experts, shares * self.expert_scale[experts]
 
@@ -290,11 +290,18 @@ def test_a_router_with_another_number_is_found(
 
 def other_experts(self: ScaledRouter, x: mx.array) -> tuple[mx.array, mx.array]:
     experts, weights = right_router(self, x)
-    return (experts + 1) % 8, weights
+    return tap(self.path, (experts + 1) % 8), weights
+
+
+def in_reverse_order(self: ScaledRouter, x: mx.array) -> tuple[mx.array, mx.array]:
+    experts, weights = right_router(self, x)
+    return tap(self.path, experts[..., ::-1]), weights[..., ::-1]
 
 
 @needs_goldens
-@pytest.mark.parametrize(("wrong", "earliest"), [(weights_of_all, "experts"), (other_experts, "experts.switch_glu")])
+@pytest.mark.parametrize(
+    ("wrong", "earliest"), [(weights_of_all, "experts"), (other_experts, "router"), (in_reverse_order, "router")]
+)
 def test_a_router_that_weighs_or_chooses_otherwise_is_found(monkeypatch: Plant, wrong: Any, earliest: str) -> None:
     monkeypatch.setattr(ScaledRouter, "__call__", wrong)
     assert found(MOE) == ("DIFFERENT", f"model.layers.0.{earliest}")

@@ -171,6 +171,15 @@ def chosen_without_correction(scores: mx.array, bias: mx.array, choice: Choice) 
     return CHOOSE(scores, mx.zeros_like(bias), choice)
 
 
+def in_reverse_order(scores: mx.array, bias: mx.array, choice: Choice) -> tuple[mx.array, mx.array]:
+    experts, weights = CHOOSE(scores, bias, choice)
+    return experts[..., ::-1], weights[..., ::-1]
+
+
+def corrected_downwards(scores: mx.array, bias: mx.array, choice: Choice) -> tuple[mx.array, mx.array]:
+    return CHOOSE(scores, -bias, choice)
+
+
 CHOOSE = router.choose
 
 
@@ -181,6 +190,8 @@ CHOOSE = router.choose
         (without_factor, EXPERTS),
         (not_normalised, EXPERTS),
         (weighed_by_corrected_scores, EXPERTS),
+        (in_reverse_order, f"{EXPERTS}.gate"),
+        (corrected_downwards, f"{EXPERTS}.gate"),
         # in layer 1 the one position that is recorded chooses the same experts, others do not
         (chosen_without_correction, "model.layers.2.self_attn.o_proj"),
     ],

@@ -13,7 +13,7 @@ from engine.families.deepseek_v32 import Attention
 from engine.families.glm_moe_dsa import Config
 from engine.model import open_model
 from parity.models.fetch import ensure_snapshot
-from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.committed_golden import found, judged, needs_goldens
 from tests.engine.families.tiny_snapshot import logits_of, raw_config
 
 TAPS = "glm_moe_dsa-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -57,9 +57,11 @@ def test_an_entry_without_a_base_is_refused(raw: dict[str, Any], base: object) -
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, "rope_parameters": {"rope_type": "default", "rope_theta": base}})
     assert str(caught.value) == (
-        "rope_parameters of config.json lacks a base\n"
-        f"  rope theta  {base}\n"
-        "  next        mend rope_parameters in config.json"
+        "config.json has no positive rope_theta\n"
+        "  rope theta       None\n"
+        "  rope scaling     None\n"
+        f"  rope parameters  {{'rope_type': 'default', 'rope_theta': {base!r}}}\n"
+        "  next             mend config.json"
     )
 
 
@@ -105,16 +107,28 @@ def test_without_a_fault_the_engine_is_the_oracle(name: str) -> None:
 
 @needs_goldens
 @pytest.mark.parametrize(
-    "change",
+    ("change", "earliest"),
     [
-        pytest.param(lambda c: replace(c, indexer_rope_interleave=False), id="pairs-of-the-indexer"),
-        pytest.param(lambda c: replace(c, rope_theta=1001000.0), id="base"),
-        pytest.param(lambda c: replace(c, index_topk=17), id="one-position-more"),
+        pytest.param(lambda c: replace(c, indexer_rope_interleave=False), "indexer", id="pairs-of-the-indexer"),
+        pytest.param(lambda c: replace(c, rope_theta=1001000.0), "unembed_out", id="base"),
     ],
 )
-def test_another_rotation_or_selection_is_found_in_the_first_attention(
-    monkeypatch: Plant, change: Callable[[deepseek_v32.Config], deepseek_v32.Config]
+def test_another_rotation_is_found_where_it_first_counts(
+    monkeypatch: Plant, change: Callable[[deepseek_v32.Config], deepseek_v32.Config], earliest: str
 ) -> None:
     right = Attention.take
     monkeypatch.setattr(Attention, "take", lambda checkpoint, path, config: right(checkpoint, path, change(config)))
-    assert found(TAPS) == ("DIFFERENT", "model.layers.0.self_attn.unembed_out")
+    assert found(TAPS) == ("DIFFERENT", f"model.layers.0.self_attn.{earliest}")
+
+
+@needs_goldens
+def test_one_position_more_is_found_in_the_first_indexer(monkeypatch: Plant) -> None:
+    right = Attention.take
+    monkeypatch.setattr(
+        Attention, "take", lambda checkpoint, path, config: right(checkpoint, path, replace(config, index_topk=17))
+    )
+    verdict = judged(TAPS)
+    assert verdict.status.value == "INCOMPARABLE"
+    assert str(verdict.facts["wrong"]).splitlines()[0] == (
+        "activations/0/model.layers.0.self_attn.indexer: expected U32[1, 1, 16], actual U32[1, 1, 17]"
+    )

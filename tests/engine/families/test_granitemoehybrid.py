@@ -154,19 +154,33 @@ def test_a_wrong_rotation_is_found_where_there_are_positions(monkeypatch: Plant,
 
 def softmax_over_all(self: ChosenExperts, x: mx.array) -> mx.array:
     scores = mx.softmax(self.router(x), axis=-1, precise=True)
-    experts = mx.argpartition(scores, kth=-self.chosen, axis=-1)[..., -self.chosen :]
+    experts = tap(f"{self.path}.router", mx.argpartition(scores, kth=-self.chosen, axis=-1)[..., -self.chosen :])
     return tap(self.path, weighted_sum(self.experts(x, experts), mx.take_along_axis(scores, experts, axis=-1)))
 
 
 def least_likely(self: ChosenExperts, x: mx.array) -> mx.array:
     logits = self.router(x)
-    experts = mx.argpartition(logits, kth=self.chosen, axis=-1)[..., : self.chosen]
+    experts = tap(f"{self.path}.router", mx.argpartition(logits, kth=self.chosen, axis=-1)[..., : self.chosen])
+    weights = mx.softmax(mx.take_along_axis(logits, experts, axis=-1), axis=-1, precise=True)
+    return tap(self.path, weighted_sum(self.experts(x, experts), weights))
+
+
+def likeliest_in_order(self: ChosenExperts, x: mx.array) -> mx.array:
+    logits = self.router(x)
+    experts = tap(f"{self.path}.router", mx.argsort(-logits, axis=-1)[..., : self.chosen])
     weights = mx.softmax(mx.take_along_axis(logits, experts, axis=-1), axis=-1, precise=True)
     return tap(self.path, weighted_sum(self.experts(x, experts), weights))
 
 
 @needs_goldens
-@pytest.mark.parametrize(("wrong", "earliest"), [(softmax_over_all, EXPERTS), (least_likely, f"{EXPERTS}.switch_mlp")])
+@pytest.mark.parametrize(
+    ("wrong", "earliest"),
+    [
+        (softmax_over_all, EXPERTS),
+        (least_likely, f"{EXPERTS}.router"),
+        (likeliest_in_order, f"{EXPERTS}.router"),
+    ],
+)
 def test_a_router_that_weighs_or_chooses_otherwise_is_found(monkeypatch: Plant, wrong: Any, earliest: str) -> None:
     monkeypatch.setattr(ChosenExperts, "__call__", wrong)
     assert found(TAPS) == ("DIFFERENT", earliest)

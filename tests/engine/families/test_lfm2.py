@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine import gated_convolution
+from engine import gated_convolution, grouped_attention
 from engine.errors import ConfigError
 from engine.families import lfm2
 from engine.families.lfm2 import FIXED, Config
@@ -166,8 +166,10 @@ def test_a_rope_base_off_by_a_thousandth_is_found_in_the_first_attention(monkeyp
 
 @needs_goldens
 def test_another_scale_of_the_scores_is_found_in_the_first_attention(monkeypatch: Plant) -> None:
-    right = lfm2.attend
-    monkeypatch.setattr(lfm2, "attend", lambda *args, scale, mask: right(*args, scale=scale * (1 + 2**-20), mask=mask))
+    right = grouped_attention.attend
+    monkeypatch.setattr(
+        grouped_attention, "attend", lambda *args, scale, mask: right(*args, scale=scale * (1 + 2**-20), mask=mask)
+    )
     assert found(TAPS) == ("DIFFERENT", f"{ATTENTION}.out_proj")
 
 

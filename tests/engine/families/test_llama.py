@@ -1,6 +1,5 @@
 """The llama graph: cutting or batching changes no bit, every tensor counts, what it does not compute is refused."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import pytest
 
 from engine.cache.plain import PlainCache
 from engine.checkpoint import Checkpoint
-from engine.errors import CheckpointError, ConfigError
-from engine.families.llama import Config
+from engine.errors import CheckpointError
 from engine.generate import last_row
 from engine.model import CausalModel, open_model
 from engine.quantization import Quantization
@@ -311,97 +309,6 @@ def test_every_module_path_is_that_of_a_checkpoint_tensor(llama: Llama, write_ll
         logits(llama(**changes), [IDS])
     assert [path for path in seen if not any(name.startswith(f"{path}.") for name in tensors)] == []
     assert {name.rpartition(".")[0] for name in tensors} <= set(seen)
-
-
-# what is refused
-
-
-def config(folder: Path, **changes: Any) -> Config:
-    return Config.read(json.loads((folder / "config.json").read_text()) | changes)
-
-
-def test_an_activation_other_than_silu_is_refused(write_llama: Callable[..., Path]) -> None:
-    folder = write_llama()
-    assert config(folder, hidden_act="silu") == config(folder)
-    with pytest.raises(ConfigError) as caught:
-        config(folder, hidden_act="gelu")
-    assert str(caught.value) == (
-        "llama computes silu only\n"
-        "  hidden act  gelu\n"
-        "  next        mend config.json"
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("layer_types", "window", "told"),
-    [
-        (["sliding_attention", "full_attention"], None, "full_attention, sliding_attention"),
-        (["sliding_attention", "full_attention"], 0, "full_attention, sliding_attention"),
-        (["full_attention", "linear_attention"], 16, "full_attention, linear_attention"),
-    ],
-)
-def test_layers_of_no_known_kind_or_without_their_window_are_refused(
-    write_llama: Callable[..., Path], layer_types: list[str], window: int | None, told: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(write_llama(), layer_types=layer_types, sliding_window=window)
-    assert str(caught.value) == (
-        "llama has no such layers\n"
-        f"  layer types     {told}\n"
-        f"  sliding window  {window}\n"
-        "  known           full_attention, and sliding_attention together with sliding_window\n"
-        "  next            mend config.json"
-    )
-
-
-@pytest.mark.parametrize(
-    ("changes", "heads", "kv", "width"),
-    [
-        ({"num_key_value_heads": 3}, 4, 3, 32),
-        ({"num_key_value_heads": 8}, 4, 8, 32),
-        ({"head_dim": 33}, 4, 2, 33),
-        ({"head_dim": None, "num_attention_heads": 64}, 64, 2, 1),
-    ],
-)
-def test_heads_that_do_not_fit_are_refused(
-    write_llama: Callable[..., Path], changes: dict[str, Any], heads: int, kv: int, width: int
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(write_llama(), **changes)
-    assert str(caught.value) == (
-        "the heads of config.json do not fit together\n"
-        f"  num attention heads  {heads}\n"
-        f"  num key value heads  {kv}\n"
-        f"  head dim             {width}\n"
-        "  next                 mend config.json"
-    )
-
-
-def test_an_unknown_key_is_refused(write_llama: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"^config key 'logit_scale' is unknown to model_type 'llama'\n"):
-        config(write_llama(), logit_scale=2.0)
-
-
-@pytest.mark.parametrize("changes", [{"head_dim": None}, {"num_key_value_heads": None}, {"num_key_value_heads": 0}])
-def test_no_heads_are_refused(write_llama: Callable[..., Path], changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        config(write_llama(), num_attention_heads=0, **changes)
-
-
-def test_layer_types_that_are_no_names_are_refused(write_llama: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError):
-        config(write_llama(), layer_types=[1, "full_attention"])
-
-
-def test_layer_types_of_another_number_of_layers_are_refused(write_llama: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(write_llama(), layer_types=["full_attention"] * 3)
-    assert str(caught.value) == (
-        "layer_types does not name every layer\n"
-        "  layer types        3\n"
-        "  num hidden layers  2\n"
-        "  next               mend config.json"
-    )
 
 
 def test_weights_are_cast_once_to_the_dtype_asked_for(write_llama: Callable[..., Path], same_bits: Check) -> None:

@@ -110,45 +110,51 @@ def test_every_layer_remembers_all_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "activation", "bias"),
-    [({"hidden_act": "gelu"}, "gelu", False), ({"attention_bias": True}, "silu", True)],
+    ("key", "value", "known"), [("hidden_act", "gelu", '"silu"'), ("attention_bias", True, "false")]
 )
-def test_what_is_not_computed_is_refused(
-    raw: Mapping[str, Any], changes: dict[str, Any], activation: str, *, bias: bool
-) -> None:
+def test_what_is_not_computed_is_refused(raw: Mapping[str, Any], key: str, value: object, known: str) -> None:
     assert Config.read({**raw, "hidden_act": "silu", "attention_bias": False}) == Config.read(raw)
     with pytest.raises(ConfigError) as caught:
-        Config.read({**raw, **changes})
+        Config.read({**raw, key: value})
     assert str(caught.value) == (
-        "minicpm computes silu, and attention without biases, only\n"
-        f"  hidden act      {activation}\n"
-        f"  attention bias  {bias}\n"
-        "  next            mend config.json"
+        f"minicpm computes {key} {known} only\n"
+        f"  found  {json.dumps(value)}\n"
+        "  next   use a snapshot whose config.json says so"
     )
 
 
 @pytest.mark.parametrize(
-    ("changes", "width", "heads", "kv", "base"),
+    ("changes", "width", "heads", "kv", "head_width"),
     [
-        ({"num_key_value_heads": 3}, 256, 4, 3, 48),
-        ({"num_attention_heads": 0}, 256, 0, 2, 48),
-        ({"hidden_size": 258}, 258, 4, 2, 48),
-        ({"hidden_size": 12}, 12, 4, 2, 48),
-        ({"dim_model_base": 0}, 256, 4, 2, 0),
+        ({"num_key_value_heads": 3}, 256, 4, 3, 64),
+        ({"num_attention_heads": 0}, 256, 0, 2, 256),
+        ({"hidden_size": 258}, 258, 4, 2, 64),
+        ({"hidden_size": 12}, 12, 4, 2, 3),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(
-    *, raw: Mapping[str, Any], changes: dict[str, Any], width: int, heads: int, kv: int, base: int
+def test_heads_that_do_not_fit_are_refused(
+    *, raw: Mapping[str, Any], changes: dict[str, Any], width: int, heads: int, kv: int, head_width: int
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, **changes})
     assert str(caught.value) == (
-        "the sizes of config.json do not fit together\n"
+        "the heads of config.json do not fit together\n"
         f"  hidden size          {width}\n"
         f"  num attention heads  {heads}\n"
         f"  num key value heads  {kv}\n"
-        f"  dim model base       {base}\n"
+        f"  head dim             {head_width}\n"
+        f"  rotated              {head_width}\n"
         "  next                 mend config.json"
+    )
+
+
+def test_a_head_that_would_divide_by_infinity_is_refused(raw: Mapping[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.read({**raw, "dim_model_base": 0})
+    assert str(caught.value) == (
+        "the head of minicpm divides by hidden_size / dim_model_base\n"
+        "  dim model base  0\n"
+        "  next            mend config.json"
     )
 
 

@@ -109,9 +109,9 @@ def test_another_activation_is_refused(raw: Mapping[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, "hidden_act": "gelu"})
     assert str(caught.value) == (
-        "ministral3 computes silu only\n"
-        "  hidden act  gelu\n"
-        "  next        mend config.json"
+        'ministral3 computes hidden_act "silu" only\n'
+        '  found  "gelu"\n'
+        "  next   use a snapshot whose config.json says so"
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_other_layers_are_refused(raw: Mapping[str, Any], kinds: list[str], wind
         f"  layer types        {shown}\n"
         "  num hidden layers  4\n"
         f"  sliding window     {window}\n"
-        "  known              one for every layer: full_attention, or sliding_attention together with sliding_window\n"
+        "  known              full_attention, or sliding_attention with a sliding_window of at least 1\n"
         "  next               mend config.json"
     )
 
@@ -162,6 +162,7 @@ def test_heads_that_do_not_fit_are_refused(raw: Mapping[str, Any], kv: int, widt
         "  num attention heads  4\n"
         f"  num key value heads  {kv}\n"
         f"  head dim             {width}\n"
+        f"  rotated              {width}\n"
         "  next                 mend config.json"
     )
 

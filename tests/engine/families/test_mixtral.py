@@ -67,19 +67,21 @@ def test_what_it_does_not_compute_is_refused(raw: dict[str, Any], key: str, valu
 
 
 @pytest.mark.parametrize(
-    ("changes", "width", "head_dim"), [({"head_dim": 32}, 256, 32), ({"hidden_size": 258}, 258, None)]
+    ("changes", "width", "head_dim"), [({"head_dim": 32}, 256, 32), ({"hidden_size": 258}, 258, 64)]
 )
 def test_heads_that_do_not_share_out_the_width_are_refused(
-    raw: dict[str, Any], changes: dict[str, Any], width: int, head_dim: int | None
+    raw: dict[str, Any], changes: dict[str, Any], width: int, head_dim: int
 ) -> None:
     assert Config.read({**raw, "head_dim": 64}).head_width == 64
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, **changes})
     assert str(caught.value) == (
-        "mixtral's heads share out the hidden width\n"
+        "the heads of config.json do not fit together\n"
         f"  hidden size          {width}\n"
         "  num attention heads  4\n"
+        "  num key value heads  2\n"
         f"  head dim             {head_dim}\n"
+        f"  rotated              {head_dim}\n"
         "  next                 mend config.json"
     )
 
@@ -151,5 +153,5 @@ def test_a_router_that_weighs_or_orders_otherwise_is_found(monkeypatch: Plant, w
 
 @needs_goldens
 def test_names_of_the_hub_that_are_mixed_up_are_found(monkeypatch: Plant) -> None:
-    monkeypatch.setattr(mixtral, "HUB_NAMES", {"gate_proj": "w3", "down_proj": "w2", "up_proj": "w1"})
+    monkeypatch.setattr(mixtral, "NUMBERED_NAMES", {"gate_proj": "w3", "down_proj": "w2", "up_proj": "w1"})
     assert found(HUB)[0] == "DIFFERENT"

@@ -150,7 +150,7 @@ def test_without_a_fault_the_engine_is_the_oracle(name: str) -> None:
     [
         pytest.param({"factor": 2.4}, EXPERTS, id="factor"),
         pytest.param({"normalised": False}, EXPERTS, id="not-normalised"),
-        pytest.param({"groups": 1}, f"{EXPERTS}.switch_mlp", id="groups"),
+        pytest.param({"groups": 1}, f"{EXPERTS}.gate", id="groups"),
         pytest.param({"chosen": 1}, EXPERTS, id="one"),
     ],
 )
@@ -168,6 +168,13 @@ def test_a_router_that_weighs_or_chooses_otherwise_is_found(
 
     monkeypatch.setattr(router, "choose", wrong)
     assert found(TAPS) == ("DIFFERENT", earliest)
+
+
+@needs_goldens
+def test_experts_in_another_order_are_found_in_the_router(monkeypatch: Plant) -> None:
+    right = router.choose
+    monkeypatch.setattr(router, "choose", lambda *given: tuple(part[..., ::-1] for part in right(*given)))
+    assert found(TAPS) == ("DIFFERENT", f"{EXPERTS}.gate")
 
 
 @needs_goldens

@@ -69,18 +69,18 @@ def test_another_activation_is_refused(raw: Mapping[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, "hidden_act": "gelu"})
     assert str(caught.value) == (
-        "olmo3 computes silu only\n"
-        "  hidden act  gelu\n"
-        "  next        mend config.json"
+        'olmo3 computes hidden_act "silu" only\n'
+        '  found  "gelu"\n'
+        "  next   use a snapshot whose config.json says so"
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changes", "kinds", "window"),
     [
-        ({"layer_types": ["full_attention"] * 3}, "full_attention, full_attention, full_attention", 16),
-        ({"layer_types": ["chunked_attention"] * 4}, ", ".join(["chunked_attention"] * 4), 16),
-        ({"sliding_window": 0}, "absent", 0),
+        ({"layer_types": ["full_attention"] * 3}, "3 of kind full_attention", 16),
+        ({"layer_types": ["chunked_attention"] * 4}, "4 of kind chunked_attention", 16),
+        ({"sliding_window": 0}, "4 of kind full_attention, sliding_attention", 0),
     ],
 )
 def test_other_layers_are_refused(raw: Mapping[str, Any], changes: dict[str, Any], kinds: str, window: int) -> None:
@@ -91,7 +91,7 @@ def test_other_layers_are_refused(raw: Mapping[str, Any], changes: dict[str, Any
         f"  layer types        {kinds}\n"
         "  num hidden layers  4\n"
         f"  sliding window     {window}\n"
-        "  known              full_attention or sliding_attention for every layer, and a window of at least 1\n"
+        "  known              full_attention, or sliding_attention with a sliding_window of at least 1\n"
         "  next               mend config.json"
     )
 
@@ -110,6 +110,7 @@ def test_heads_that_do_not_fit_are_refused(
         f"  num attention heads  {heads}\n"
         f"  num key value heads  {kv}\n"
         f"  head dim             {width}\n"
+        f"  rotated              {width}\n"
         "  next                 mend config.json"
     )
 

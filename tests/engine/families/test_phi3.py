@@ -10,7 +10,7 @@ import pytest
 from engine import mlp, rope
 from engine.errors import ConfigError
 from engine.families import phi3
-from engine.families.phi3 import ONLY, Config
+from engine.families.phi3 import FIXED, Config
 from engine.model import open_model
 from engine.norm import RMSNorm
 from engine.taps import tap
@@ -63,38 +63,41 @@ def test_another_form_of_scaling_is_refused(raw: Mapping[str, Any], scaling: dic
     )
 
 
-@pytest.mark.parametrize("key", ONLY)
+@pytest.mark.parametrize("key", FIXED)
 def test_a_value_that_is_not_computed_is_refused(raw: Mapping[str, Any], key: str) -> None:
-    assert Config.read({**raw, key: ONLY[key]}) == Config.read(raw)
+    assert Config.read({**raw, key: FIXED[key]}) == Config.read(raw)
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, key: "another"})
     assert str(caught.value) == (
-        f"phi3 has one value of {key} only\n  expected  {ONLY[key]}\n  found     another\n  next      mend config.json"
+        f"phi3 computes {key} {json.dumps(FIXED[key])} only\n"
+        '  found  "another"\n'
+        "  next   use a snapshot whose config.json says so"
     )
 
 
 @pytest.mark.parametrize(
-    ("changes", "width", "heads", "kv", "part"),
+    ("changes", "width", "heads", "kv", "rotated"),
     [
-        ({"num_key_value_heads": 3}, 256, 4, 3, 0.75),
-        ({"num_attention_heads": 0}, 256, 0, 2, 0.75),
-        ({"hidden_size": 258}, 258, 4, 2, 0.75),
-        ({"partial_rotary_factor": 0.8}, 256, 4, 2, 0.8),  # 51 elements are no pairs
-        ({"partial_rotary_factor": 2}, 256, 4, 2, 2.0),
+        ({"num_key_value_heads": 3}, 256, 4, 3, 48),
+        ({"num_attention_heads": 0}, 256, 0, 2, 192),
+        ({"hidden_size": 258}, 258, 4, 2, 48),
+        ({"partial_rotary_factor": 0.8}, 256, 4, 2, 51),
+        ({"partial_rotary_factor": 2}, 256, 4, 2, 128),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(
-    *, raw: Mapping[str, Any], changes: dict[str, Any], width: int, heads: int, kv: int, part: float
+    *, raw: Mapping[str, Any], changes: dict[str, Any], width: int, heads: int, kv: int, rotated: int
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, **changes})
     assert str(caught.value) == (
         "the heads of config.json do not fit together\n"
-        f"  hidden size            {width}\n"
-        f"  num attention heads    {heads}\n"
-        f"  num key value heads    {kv}\n"
-        f"  partial rotary factor  {part}\n"
-        "  next                   mend config.json"
+        f"  hidden size          {width}\n"
+        f"  num attention heads  {heads}\n"
+        f"  num key value heads  {kv}\n"
+        f"  head dim             {width // max(heads, 1)}\n"
+        f"  rotated              {rotated}\n"
+        "  next                 mend config.json"
     )
 
 

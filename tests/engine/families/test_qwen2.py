@@ -1,5 +1,6 @@
 """qwen2: what it refuses, what its layers remember, and that planted faults are seen where they begin."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine import grouped_attention
 from engine.config import load_json
 from engine.errors import CheckpointError, ConfigError
 from engine.families import qwen2
@@ -77,13 +79,15 @@ def test_frequencies_are_dropped_and_a_bias_too_many_is_not(
 
 @pytest.mark.parametrize(
     ("key", "value", "known"),
-    [("hidden_act", "gelu", "'silu'"), ("use_sliding_window", True, "False"), ("use_mrope", True, "False")],
+    [("hidden_act", "gelu", '"silu"'), ("use_sliding_window", True, "false"), ("use_mrope", True, "false")],
 )
 def test_what_it_does_not_compute_is_refused(raw: Mapping[str, Any], key: str, value: object, known: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, key: value})
     assert str(caught.value) == (
-        f"qwen2 does not compute {key} {value!r}\n  known  {known}\n  next   mend config.json"
+        f"qwen2 computes {key} {known} only\n"
+        f"  found  {json.dumps(value)}\n"
+        "  next   use a snapshot whose config.json says so"
     )  # fmt: skip
 
 
@@ -94,9 +98,11 @@ def test_heads_that_do_not_fit_are_refused(raw: Mapping[str, Any], changes: dict
         Config.read(changed)
     assert str(caught.value) == (
         "the heads of config.json do not fit together\n"
+        f"  hidden size          {changed['hidden_size']}\n"
         "  num attention heads  4\n"
         f"  num key value heads  {changed['num_key_value_heads']}\n"
-        f"  hidden size          {changed['hidden_size']}\n"
+        f"  head dim             {changed['hidden_size'] // 4}\n"
+        f"  rotated              {changed['hidden_size'] // 4}\n"
         "  next                 mend config.json"
     )
 
@@ -140,8 +146,10 @@ def test_a_rope_base_off_by_a_thousandth_is_found_in_the_first_attention(monkeyp
 
 @needs_goldens
 def test_a_scale_off_by_a_thousandth_is_found_in_the_first_attention(monkeypatch: Plant) -> None:
-    right = qwen2.attend
-    monkeypatch.setattr(qwen2, "attend", lambda *heads, scale, mask: right(*heads, scale=scale * 1.001, mask=mask))
+    right = grouped_attention.attend
+    monkeypatch.setattr(
+        grouped_attention, "attend", lambda *heads, scale, mask: right(*heads, scale=scale * 1.001, mask=mask)
+    )
     assert found(TAPS) == ("DIFFERENT", "model.layers.0.self_attn.o_proj")
 
 

@@ -1,5 +1,6 @@
 """qwen3: how its rotation is configured, what it refuses, and that planted faults are seen where they begin."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,7 @@ def test_no_base_is_refused(raw: Mapping[str, Any], parameters: dict[str, Any] |
     with pytest.raises(ConfigError) as caught:
         Config.read(nested(raw, rope_parameters=parameters)).rope()
     assert str(caught.value) == (
-        "config.json has no rope_theta\n"
+        "config.json has no positive rope_theta\n"
         "  rope theta       None\n"
         "  rope scaling     None\n"
         f"  rope parameters  {parameters}\n"
@@ -93,25 +94,28 @@ def test_no_base_is_refused(raw: Mapping[str, Any], parameters: dict[str, Any] |
 
 @pytest.mark.parametrize(
     ("key", "value", "known"),
-    [("hidden_act", "gelu", "'silu'"), ("attention_bias", True, "False"), ("use_sliding_window", True, "False")],
+    [("hidden_act", "gelu", '"silu"'), ("attention_bias", True, "false"), ("use_sliding_window", True, "false")],
 )
 def test_what_it_does_not_compute_is_refused(raw: Mapping[str, Any], key: str, value: object, known: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, key: value})
     assert str(caught.value) == (
-        f"qwen3 does not compute {key} {value!r}\n  known  {known}\n  next   mend config.json"
+        f"qwen3 computes {key} {known} only\n"
+        f"  found  {json.dumps(value)}\n"
+        "  next   use a snapshot whose config.json says so"
     )  # fmt: skip
 
 
 def test_sliding_layers_are_refused_and_full_ones_are_not(raw: Mapping[str, Any]) -> None:
-    assert Config.read({**raw, "layer_types": ["full_attention"] * 4}) == Config.read(raw)
+    assert Config.read({**raw, "layer_types": ["full_attention"] * 4}).layer_types == ("full_attention",) * 4
     with pytest.raises(ConfigError) as caught:
         Config.read({**raw, "layer_types": ["full_attention"] * 3 + ["sliding_attention"], "sliding_window": 16})
     assert str(caught.value) == (
         "qwen3 has no such layers\n"
-        "  layer types  sliding_attention\n"
-        "  known        full_attention\n"
-        "  next         mend config.json"
+        "  layer types        4 of kind full_attention, sliding_attention\n"
+        "  num hidden layers  4\n"
+        "  known              full_attention\n"
+        "  next               mend config.json"
     )
 
 
@@ -124,6 +128,7 @@ def test_heads_that_do_not_fit_are_refused(raw: Mapping[str, Any], kv: int, widt
         "  num attention heads  4\n"
         f"  num key value heads  {kv}\n"
         f"  head dim             {width}\n"
+        f"  rotated              {width}\n"
         "  next                 mend config.json"
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from engine import grouped_attention
 from engine.errors import ConfigError
 from engine.families import qwen3_moe
 from engine.families.qwen3_moe import FIXED, Config, ExpertMLP
@@ -111,9 +112,9 @@ def test_a_rope_base_off_by_a_thousandth_is_found_in_the_first_attention(monkeyp
 
 @needs_goldens
 def test_another_scale_of_the_scores_is_found_in_the_first_attention(monkeypatch: Plant) -> None:
-    right = qwen3_moe.attend
+    right = grouped_attention.attend
     monkeypatch.setattr(
-        qwen3_moe, "attend", lambda *args, scale, mask: right(*args, scale=scale * (1 + 2**-20), mask=mask)
+        grouped_attention, "attend", lambda *args, scale, mask: right(*args, scale=scale * (1 + 2**-20), mask=mask)
     )
     assert found(TAPS) == ("DIFFERENT", ATTENTION)
 

@@ -4,7 +4,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from parity.errors import SnapshotError
-from parity.models.gguf_tokenizer import special_ids, tokenizer_config_json, tokenizer_json
+from parity.models.gguf_special_tokens import generation_ids, special_ids
+from parity.models.gguf_tokenizer import tokenizer_config_json, tokenizer_json
 
 TOKENS = ["<s>", "</s>", "a", "b", "1", "2", "Ġ", "ab", "Ġab", "ÃŃ", "12", "bĠ"]
 METADATA = {
@@ -45,6 +46,8 @@ def test_the_config_names_specials_and_template() -> None:
         "chat_template": "{{ messages }}",
     }
     assert special_ids(METADATA) == {"bos_token": 0, "eos_token": 1}
+    more = METADATA | {"tokenizer.ggml.padding_token_id": 3, "tokenizer.ggml.unknown_token_id": 0}
+    assert generation_ids(more) == {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
 
 
 def test_another_pre_tokenizer_is_refused_not_guessed() -> None:

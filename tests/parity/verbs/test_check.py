@@ -165,3 +165,36 @@ def test_traces_are_kept_for_diff(traces: dict[str, Trace], tmp_path: Path) -> N
 
 def test_the_engine_is_the_default_runner() -> None:
     assert check.engine_runner().name == "engine"
+
+
+@pytest.fixture
+def opt_in_case(traces: dict[str, Trace], make_case: Callable[..., Case], monkeypatch: pytest.MonkeyPatch) -> str:
+    """A third case, of a snapshot with terms of use; it has no golden and the engine no answer."""
+    del traces  # they are in place
+    case = make_case("gemma3-270m/f32/fp/greedy/p1-whole", snapshot="gemma3-270m")
+    placed = (*check.placed_cases(), (case, Place(file="toy.toml", line=9)))
+    monkeypatch.setattr(check, "placed_cases", lambda: placed)
+    return case.name
+
+
+LEFT_OUT = "left out: 1 case of gemma3-270m (opt-in: 'gemma3-270m/*' chooses them)"
+
+
+def test_opt_in_cases_are_left_out_and_that_is_said(opt_in_case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    del opt_in_case  # it is in place
+    assert run() == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["2 cases: 2 IDENTICAL", LEFT_OUT]
+
+
+def test_as_json_it_is_said_on_standard_error(opt_in_case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json") == 0
+    out, err = capsys.readouterr()
+    assert opt_in_case not in {row["case"] for row in json.loads(out)["cases"]}
+    assert LEFT_OUT in err.splitlines()
+
+
+def test_an_opt_in_case_that_is_named_is_judged_like_any_other(
+    opt_in_case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("gemma3-270m/*") == 1
+    assert f"MISSING_GOLDEN  no golden of {opt_in_case}" in capsys.readouterr().out

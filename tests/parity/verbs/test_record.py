@@ -159,3 +159,15 @@ def test_if_none_resumes_a_recording_that_was_interrupted(shop: Shop, capsys: py
     assert run("--if-none") == 0
     assert "an interrupted recording has not ended" in capsys.readouterr().err
     assert len(list(shop.goldens.rglob("*.json"))) == 3
+
+
+def test_opt_in_cases_are_left_out_and_that_is_said(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gemma = make_case("gemma3-270m/f32/fp/greedy/p1", snapshot="gemma3-270m")
+    monkeypatch.setattr("parity.matrix.load_cases", lambda: (*CASES, gemma))
+    assert run() == 0
+    said = capsys.readouterr()
+    assert said.out == "3 new\n"
+    assert said.err.splitlines()[0] == "left out: 1 case of gemma3-270m (opt-in: 'gemma3-270m/*' chooses them)"
+    assert not golden_path(gemma, version="1.0", root=shop.goldens).exists()

@@ -1,0 +1,197 @@
+"""How a weight matrix is laid out for the compiled products: blocks of columns, all columns of a block at one k together.
+
+Guarantees: the layout loses nothing and grows nothing but scales of 16 bits: `restored` gives every bit back. Dense float32
+weights whose low halves are all zero (a bfloat16 checkpoint run in float32) are kept in two bytes: every element is looked
+at, not a sample.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from engine.kernels.driver import Form, shape_of
+from engine.linear import Packed
+from engine.quantization import Format
+
+Floats = npt.NDArray[np.float32]
+
+NAMES: Final = {mx.float32: "f32", mx.bfloat16: "bf16", mx.float16: "f16"}
+WIDTHS: Final = (2, 3, 4, 5, 6, 8)
+GROUPS: Final = {32: 0, 64: 1, 128: 2}  # group size to the number of units in it, as a power of two
+
+
+def supported(weight: object, *, ndim: int = 2) -> mx.array | Packed | None:
+    """The weight of a layer where it has a compiled product: floats or affine-packed words of `ndim` axes; else None."""
+    if isinstance(weight, Packed):
+        form, scales, biases = weight.format, weight.scales, weight.biases
+        fits = form.mode == "affine" and form.bits in WIDTHS and form.group_size in GROUPS
+        known = scales.dtype in NAMES and biases is not None and biases.dtype == scales.dtype
+        return weight if fits and known and weight.weight.ndim == ndim else None
+    if isinstance(weight, mx.array) and weight.ndim == ndim and weight.dtype in NAMES and 0 not in weight.shape:
+        return weight
+    return None
+
+
+def lay_out(weight: mx.array | Packed) -> "Dense | Affine":
+    """Lay out a supported matrix [out, in]."""
+    return _affine(weight) if isinstance(weight, Packed) else _dense(weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Dense:
+    """Blocks [blocks, in, columns] of float32, or of 16-bit words."""
+
+    form: Form
+    dtype: mx.Dtype
+    outputs: int
+    columns: int
+    words: npt.NDArray[Any]
+    shift: int = 0
+
+    def addresses(self, block: int) -> tuple[int, int, int]:
+        """Where the block's weights, scales and biases stand; dense ones have no scales."""
+        return address_of(self.words) + block * self.words.strides[0], 0, 0
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return int(self.words.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.words.nbytes)
+
+    def restored(self) -> mx.array:
+        """The matrix as the checkpoint has it."""
+        words = _unpaired(self.words, self.columns) if self.form.stored == "bf16" else self.words
+        rows = _rows(words, self.outputs)
+        if self.form.stored == "f32":
+            return mx.array(rows)
+        stored = mx.array(rows).view(mx.bfloat16 if self.form.stored == "bf16" else mx.float16)
+        return stored.astype(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Affine:
+    """Blocks of packed words [blocks, in * bits / 32, columns], scales and biases widened to float32."""
+
+    form: Form
+    dtype: mx.Dtype
+    outputs: int
+    columns: int
+    format: Format
+    words: npt.NDArray[np.uint32]
+    scales: Floats
+    biases: Floats
+    shift: int
+
+    def addresses(self, block: int) -> tuple[int, int, int]:
+        """Where the block's weights, scales and biases stand."""
+        words, scales, biases = (
+            address_of(array) + block * array.strides[0] for array in (self.words, self.scales, self.biases)
+        )
+        return words, scales, biases
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return int(self.words.shape[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.words.nbytes + self.scales.nbytes + self.biases.nbytes)
+
+    def restored(self) -> Packed:
+        """The matrix as the checkpoint has it."""
+        return Packed(
+            weight=mx.array(_rows(self.words, self.outputs)),
+            scales=mx.array(_rows(self.scales, self.outputs)).astype(self.dtype),
+            biases=mx.array(_rows(self.biases, self.outputs)).astype(self.dtype),
+            format=self.format,
+        )
+
+
+def _dense(weight: mx.array) -> Dense:
+    stored = NAMES[weight.dtype]
+    mx.eval(weight)
+    values = np.asarray(weight if stored == "f32" else weight.view(mx.uint16))
+    if stored == "f32" and not _has_low_halves(values):
+        stored, values = "bf16", (values.view(np.uint32) >> 16).astype(np.uint16)
+    form = Form(stored=stored)
+    columns = shape_of(form).columns
+    words = _blocks(values, columns)
+    if stored == "bf16":
+        words = _paired(words, columns)
+    return Dense(
+        form=form,
+        dtype=weight.dtype,
+        outputs=weight.shape[0],
+        columns=columns,
+        words=words,
+    )
+
+
+def _affine(weight: Packed) -> Affine:
+    assert weight.biases is not None  # noqa: S101 - `supports` said so
+    form = Form(stored=NAMES[weight.scales.dtype], bits=weight.format.bits)
+    columns = shape_of(form).columns
+    scales, biases = weight.scales.astype(mx.float32), weight.biases.astype(mx.float32)
+    mx.eval(weight.weight, scales, biases)
+    words, scale, bias = (_blocks(np.asarray(a), columns) for a in (weight.weight, scales, biases))
+    return Affine(
+        form=form,
+        dtype=weight.scales.dtype,
+        outputs=weight.weight.shape[0],
+        columns=columns,
+        format=weight.format,
+        words=words,
+        scales=scale,
+        biases=bias,
+        shift=GROUPS[weight.format.group_size],
+    )
+
+
+def _has_low_halves(values: Floats) -> bool:
+    """Whether any element has a bit that bfloat16 does not keep; most matrices of float32 say so in their first row."""
+    words = values.view(np.uint32)
+    return bool((words[0] & 0xFFFF).any()) or bool((words & 0xFFFF).any())
+
+
+def _blocks(rows: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """[out, in] as [blocks, in, columns], zeros where the last block has no output."""
+    outputs, inner = rows.shape
+    if missing := -outputs % columns:
+        rows = np.concatenate([rows, np.zeros((missing, inner), rows.dtype)])
+    return np.ascontiguousarray(rows.reshape(-1, columns, inner).transpose(0, 2, 1))
+
+
+def _rows(blocks: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
+    """The inverse of `_blocks`."""
+    return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1, blocks.shape[1])[:outputs]
+
+
+def _paired(blocks: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """The same lane of two neighbouring vectors side by side, so that one 32-bit word holds both."""
+    lanes = columns // shape_of(Form(stored="bf16")).vectors
+    count, inner, _ = blocks.shape
+    pairs = blocks.reshape(count, inner, -1, 2, lanes).transpose(0, 1, 2, 4, 3)
+    return np.ascontiguousarray(pairs).reshape(blocks.shape)
+
+
+def _unpaired(blocks: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
+    """The inverse of `_paired`."""
+    lanes = columns // shape_of(Form(stored="bf16")).vectors
+    count, inner, _ = blocks.shape
+    pairs = blocks.reshape(count, inner, -1, lanes, 2).transpose(0, 1, 2, 4, 3)
+    return np.ascontiguousarray(pairs).reshape(blocks.shape)
+
+
+def address_of(array: npt.NDArray[Any]) -> int:
+    """Where the data of a contiguous array stands."""
+    address: int = array.__array_interface__["data"][0]
+    return address

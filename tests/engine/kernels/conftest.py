@@ -1,0 +1,61 @@
+"""What the tests of the kernels share: compiled products, kept between runs like a user's, and drivers that are wrong."""
+
+import ctypes
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from engine.kernels.driver import NAN, Driver, Form, compiled
+from parity.home import assay_home
+
+FORMS = tuple(Form(stored=stored, bits=bits) for stored in ("f32", "bf16", "f16") for bits in (None, 2, 3, 4, 5, 6, 8))
+
+ROWS, Y, WIDTH, CONTROL = 1, 7, 8, 10  # arguments of a driver
+
+
+@pytest.fixture(scope="session")
+def driver() -> Callable[[Form], Driver]:
+    """The compiled product of a form."""
+    return lambda form: compiled(form, assay_home() / "kernels")
+
+
+@pytest.fixture(params=FORMS, ids=lambda form: form.name)
+def form(request: pytest.FixtureRequest) -> Form:
+    """Every form in turn."""
+    chosen: Form = request.param
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def flipping() -> Callable[..., Driver]:
+    """A driver that flips the lowest bit of one sum: `flipping(driver, row=, column=, from_call=)`."""
+
+    def make(right: Driver, *, row: int = 0, column: int = 0, from_call: int = 0) -> Driver:
+        calls = count()
+
+        def run(*args: int) -> int:
+            done = right(*args)
+            if next(calls) >= from_call and row < args[ROWS]:
+                at = args[Y] + 4 * (row * args[WIDTH] + column)
+                ctypes.c_uint32.from_address(at).value ^= 1
+            return done
+
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def deaf_to_nan() -> Callable[[Driver], Driver]:
+    """A driver that never says that a sum is NaN."""
+
+    def make(right: Driver) -> Driver:
+        def run(*args: int) -> int:
+            done = right(*args)
+            ctypes.c_int64.from_address(args[CONTROL] + 8 * NAN).value = 0
+            return done
+
+        return run
+
+    return make

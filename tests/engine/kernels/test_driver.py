@@ -1,0 +1,32 @@
+"""Compiled code contracts nothing, uses the widest vectors there are, and is kept by the digest of its sources."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.kernels import driver as drivers
+from engine.kernels.driver import Form, compiled, has_wide_vectors, source_digest
+from engine.kernels.verify import verify
+
+
+@pytest.mark.parametrize("form", [Form(stored="f32"), Form(stored="f32", bits=3)], ids=lambda form: form.name)
+def test_products_and_sums_are_never_contracted(form: Form, tmp_path: Path) -> None:
+    (assembly,) = compiled(form, tmp_path).inspect_asm().values()  # type: ignore[attr-defined]
+    assert re.search(r"\bv?mulps\b", assembly)
+    assert not re.search(r"\bv?fn?m(add|sub)", assembly)
+    assert ("%zmm" in assembly) == has_wide_vectors()
+
+
+def test_code_is_kept_under_the_digest_of_its_sources(tmp_path: Path) -> None:
+    compiled(Form(stored="f16"), tmp_path)
+    assert [folder.name for folder in tmp_path.iterdir()] == [source_digest()[:16]]
+    assert list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize("form", [Form(stored="bf16"), Form(stored="f32", bits=6)], ids=lambda form: form.name)
+def test_the_flavour_for_narrow_vectors_is_bit_identical_too(
+    form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "has_wide_vectors", lambda: False)
+    verify(form, compiled(form, tmp_path))
