@@ -1,6 +1,7 @@
 """The engine as a bench worker: `python -m bench.engine_worker`, one JSON line a request.
 
-Operations: `load` (snapshot, dtype) reads every weight; `run` (prompt_ids, num_tokens) generates greedily with tail split.
+Operations: `load` (snapshot, dtype) reads every weight; `run` (prompt_ids, num_tokens) generates greedily with tail split;
+`sample` (options, seed, num_rows, vocabulary, prompt_ids, num_draws) draws through `ChainPicker`, as generation does.
 """
 
 import time
@@ -10,11 +11,18 @@ from typing import Any
 
 import mlx.core as mx
 
+from bench.samplers import rows
 from engine.errors import EngineError
 from engine.generate import steps
 from engine.model import CausalModel, open_model
+from engine.sampling.chain import Chain
+from engine.sampling.keys import SequentialKeys
+from engine.sampling.picker import ChainPicker
+from engine.sampling.processors import Processing
 from parity.engine_runner import to_tensor
 from parity.errors import AssayError
+from parity.sampler_engine import OF_CHAIN
+from parity.sampling import read_options
 from parity.timed_run import timed
 from parity.worker_loop import serve
 
@@ -33,7 +41,7 @@ class EngineWorker:
         try:
             self._model = open_model(Path(request["snapshot"]), dtype=request["dtype"])
         except EngineError as error:
-            raise AssayError(error.what, **error.facts, next_step=error.next_step) from error
+            raise _ours(error) from error
         next(steps(self._model, [0], num_steps=1))
         return {"seconds": time.perf_counter() - start}
 
@@ -43,11 +51,47 @@ class EngineWorker:
         answer = timed(self._generate(request["prompt_ids"], request["num_tokens"]), _bits)
         return {**answer, "peak_bytes": mx.get_peak_memory()}
 
+    def sample(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Draw and time; needs no model. `rows` is the digest of the rows in the order in which they were drawn from."""
+        if request["num_draws"] < 1:
+            raise AssayError("nothing to draw", num_draws=request["num_draws"], next_step="draw at least once")
+        arrays = [mx.array(row[None]) for row in rows(request["seed"], request["num_rows"], request["vocabulary"])]
+        mx.eval(arrays)
+        try:
+            answer = timed(_draws(arrays, _picker(request), request["num_draws"]), _bits)
+        except EngineError as error:
+            raise _ours(error) from error
+        seconds = answer["prompt_seconds"] + answer["decode_seconds"]
+        return {"seconds": seconds, "ids": answer["token_ids"], "rows": answer["logits"]}
+
     def _generate(self, prompt_ids: list[int], num_tokens: int) -> Iterator[tuple[object, int]]:
         if self._model is None:
             raise AssayError("nothing is loaded", next_step="send load first")
         for step in steps(self._model, prompt_ids, num_steps=num_tokens):
             yield step.logits_BV, step.token_id
+
+
+def _picker(request: dict[str, Any]) -> ChainPicker:
+    options: dict[str, Any] = dict(read_options(request["options"]))
+    if "logit_bias" in options:
+        options["logit_bias"] = dict(options["logit_bias"])
+    return ChainPicker(
+        Chain(**{name: value for name, value in options.items() if name in OF_CHAIN}),
+        request["prompt_ids"],
+        keys=SequentialKeys.of(request["seed"]),
+        processing=Processing(**{name: value for name, value in options.items() if name not in OF_CHAIN}),
+    )
+
+
+def _draws(arrays: list[mx.array], pick: ChainPicker, num_draws: int) -> Iterator[tuple[object, int]]:
+    for index in range(num_draws):
+        row = arrays[index % len(arrays)]
+        yield row, pick(row, index)
+
+
+def _ours(error: EngineError) -> AssayError:
+    """The same message as one of the command line's."""
+    return AssayError(error.what, **error.facts, next_step=error.next_step)
 
 
 def _bits(row: object) -> bytes:
@@ -58,4 +102,4 @@ def _bits(row: object) -> bytes:
 
 if __name__ == "__main__":
     worker = EngineWorker()
-    serve({"load": worker.load, "run": worker.run})
+    serve({"load": worker.load, "run": worker.run, "sample": worker.sample})

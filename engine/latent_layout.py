@@ -2,6 +2,8 @@
 
 The hub has one matrix from the latent to every head's key and value, and layers after the last one that predict further
 tokens. Which layout a checkpoint has is seen by its names.
+
+Source: spec/models.md section 7.
 """
 
 import mlx.core as mx

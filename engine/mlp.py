@@ -1,4 +1,4 @@
-"""The gated feed-forward layer, with separate or fused projections."""
+"""The gated feed-forward layer, with separate or fused projections. Source: Shazeer 2020."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

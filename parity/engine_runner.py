@@ -123,7 +123,7 @@ def chosen_kernels() -> "Kernels | None":
     """What `ASSAY_KERNELS` asks for: None for `plain`, which is the default.
 
     Raises:
-        UsageError: It names no level.
+        UsageError: It names no level, or one whose compiler is not installed.
     """
     level = os.environ.get(KERNELS, "plain")
     if level == "plain":
@@ -135,8 +135,14 @@ def chosen_kernels() -> "Kernels | None":
             known="plain, linear",
             next_step=f"unset {KERNELS}, or set it to one of these",
         )
-    from engine.kernels.level import Kernels  # noqa: PLC0415 - brings a compiler that plain operations do not need
-
+    try:
+        from engine.kernels.level import Kernels  # noqa: PLC0415 - brings a compiler that plain operations do not need
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{KERNELS}={level} needs a package that is not installed",
+            missing=error.name,
+            next_step=f"make setup, or unset {KERNELS}",
+        ) from error
     return Kernels(folder=assay_home() / "kernels", say=_say)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
+from engine.sampling import optiq_chain
 from engine.sampling.categorical import uniforms_behind
 from engine.sampling.chain import Chain, sample
 from engine.sampling.keys import SequentialKeys
@@ -34,6 +35,8 @@ def run_sampler_case(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> 
     Raises:
         EngineError: An option or a row does not fit.
     """
+    if sampling.chain == "optiq":
+        return _run_optiq(case, sampling, rows)
     options = sampling.named
     chain = Chain(**{name: value for name, value in options.items() if name in OF_CHAIN})
     processing = Processing(**{name: value for name, value in options.items() if name not in OF_CHAIN})
@@ -62,6 +65,23 @@ def run_sampler_case(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> 
         uniforms=np.stack(uniforms) if uniforms else None,
         xtc_uniforms=np.stack(xtc_uniforms) if xtc_uniforms else None,
     )
+
+
+def _run_optiq(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
+    """Draws of mlx-optiq's chain: from logits as they are, without processors."""
+    chain = optiq_chain.OptiqChain(**sampling.named)
+    arrays = [_array(row) for row in rows]
+    keys = SequentialKeys.of(sampling.seed)
+    ids, uniforms = [], []
+    for step in range(case.num_steps):
+        logits_BV = mx.concatenate([arrays[(step + element) % len(arrays)] for element in range(sampling.batch)])
+        check_rows(logits_BV)
+        used, _ = keys.take(0 if sampling.greedy else 1)  # a source is a value: the chain takes the same key
+        ids_B, keys = optiq_chain.sample(logits_BV, chain, keys)
+        ids.append(np.array(ids_B))
+        if used:
+            uniforms.append(np.array(uniforms_behind(ids_B, logits_BV.shape[1], used[0])))
+    return sampled_trace(rows, np.stack(ids), uniforms=np.stack(uniforms) if uniforms else None, xtc_uniforms=None)
 
 
 def _array(row: Tensor) -> Any:  # noqa: ANN401 - an mx.array; bfloat16 travels as words

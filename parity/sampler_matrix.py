@@ -3,7 +3,7 @@
 `[options.NAME]` holds a chain's options under a name. A `[[sampler]]` table multiplies options, rows, dtypes, batches and seeds
 into cases named `samplers/<chain>/<options>-<rows>/<dtype>/b<batch>/s<seed>`. `rows = "model"` draws from a snapshot's rows,
 which the table then names; other rows are generated and need no model. The prompt is the history that processors see first
-and, of model rows, what the model is fed.
+and, of model rows, what the model is fed. The chain says which oracle is believed: mlx-lm (L1), or mlx-optiq (L2) of `optiq`.
 
 Guarantees: as `parity.matrix`; options that no table uses, and unknown ones, are errors.
 """
@@ -17,7 +17,7 @@ from parity.case import KV, Case, DType, Feed
 from parity.case_table import count, one_of, only, strings, wrong
 from parity.errors import CaseError
 from parity.logit_rows import GENERATED
-from parity.sampling import CHAINS, MODEL, Sampling, read_options
+from parity.sampling import CHAINS, MODEL, ORACLE_OF, Sampling, lacking, read_options
 from parity.snapshot import NO_MODEL
 
 LISTS: Final = ("options", "rows", "dtype")
@@ -69,6 +69,10 @@ def sampler_cases(
     if (MODEL in table["rows"]) != ("snapshot" in table):
         raise wrong(file, label, "snapshot", f"a snapshot belongs here where rows has {MODEL!r}, and only there")
     batches, seeds = (_whole(file, label, table, key, least) for key, least in (("batch", 1), ("seed", 0)))
+    for name, batch in product(table["options"], batches):
+        if lacks := lacking(table["chain"], options[name], batch):
+            raise wrong(file, label, "options" if batch == 1 else "batch", lacks)
+    oracle = ORACLE_OF[table["chain"]]
     num_rows, num_steps = (count(file, label, table, key) for key in ("num_rows", "num_steps"))
     ids = prompt_ids(str(table.get("prompt")))
     cases = []
@@ -85,6 +89,8 @@ def sampler_cases(
                 kv=KV(),
                 sampler=sampler,
                 num_steps=num_steps,
+                tier="L1" if oracle == "mlx-lm" else "L2",
+                oracle=oracle,
                 sampling=Sampling(
                     chain=table["chain"], options=options[name], rows=rows, num_rows=num_rows, batch=batch, seed=seed
                 ),

@@ -15,7 +15,8 @@ from typing import Any, Final, Self
 from parity.errors import CaseError
 
 MODEL: Final = "model"
-CHAINS: Final = ("mlx-lm",)
+ORACLE_OF: Final = {"mlx-lm": "mlx-lm", "optiq": "mlx-optiq"}  # chain to who is believed about it
+CHAINS: Final = tuple(ORACLE_OF)
 NUMBERS: Final = frozenset(
     {
         "temperature",
@@ -30,6 +31,7 @@ NUMBERS: Final = frozenset(
 )
 COUNTS: Final = frozenset({"min_tokens_to_keep", "top_k", "repetition_window", "presence_window", "frequency_window"})
 OPTIONS: Final = (*sorted(NUMBERS), *sorted(COUNTS), "xtc_special", "logit_bias")
+OPTIQ_OPTIONS: Final = frozenset({"temperature", "top_k", "top_p", "min_p"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Sampling:
     """How tokens are drawn.
 
     Attributes:
-        chain: Whose order of filters: `mlx-lm`.
+        chain: Whose order of filters: `mlx-lm`, or `optiq`, that of mlx-optiq's own engine, which draws one row at a time.
         options: Name to value, as pairs: numbers; `xtc_special` a tuple of ids; `logit_bias` pairs of id and number.
         rows: `model`, or the name of generated rows.
         num_rows: How many rows are drawn from in turn.
@@ -96,7 +98,18 @@ class Sampling:
         for name in ("num_rows", "batch", "seed"):
             if type(values[name]) is not int or values[name] < (name != "seed"):
                 raise _wrong(name, values[name], "a whole number of at least 1, or a seed of at least 0")
+        if lacks := lacking(values["chain"], values["options"], values["batch"]):
+            raise _wrong("draw of a chain", values["chain"], lacks)
         return cls(**values)
+
+
+def lacking(chain: str, options: tuple[tuple[str, Any], ...], batch: int) -> str | None:
+    """What a chain cannot do of what is asked of it, in words; None where it can do all."""
+    if chain != "optiq":
+        return None
+    if outside := sorted({name for name, _ in options} - OPTIQ_OPTIONS):
+        return f"the chain optiq has no {', '.join(outside)}; it has {', '.join(sorted(OPTIQ_OPTIONS))}"
+    return None if batch == 1 else f"the chain optiq draws one row at a time, not {batch}"
 
 
 def read_options(raw: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

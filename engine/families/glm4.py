@@ -97,7 +97,7 @@ class Block:
             attention=GroupedAttention.take(
                 checkpoint,
                 f"{path}.self_attn",
-                width=D,
+                width=config.hidden_size,
                 heads=config.num_attention_heads,
                 kv_heads=config.num_key_value_heads,
                 head_width=config.head_dim,

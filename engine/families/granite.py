@@ -23,10 +23,8 @@ from engine.norm import RMSNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
-IRRELEVANT: Final[Mapping[str, str]] = {
-    "hidden_act": "always silu in this family; another value is refused below",
-}
 FIXED: Final[Mapping[str, object]] = {"hidden_act": "silu"}
+IRRELEVANT: Final[Mapping[str, str]] = dict.fromkeys(FIXED, "one value only; another is refused")
 TIED: Final[Mapping[str, str]] = {r"lm_head\.weight": "a copy of the embedding, to which the head is tied"}
 
 

@@ -24,22 +24,19 @@ from engine.norm import LayerNorm
 from engine.rope import Rope, make_rope
 from engine.taps import tap
 
-IRRELEVANT: Final[Mapping[str, str]] = {
-    "embedding_dropout": "dropout does nothing in inference",
-    "hidden_act": "the oracle computes the exact gelu under either of its names",
-    "max_position_embeddings": "no rope form of this family reads it",
-    "mlp_type": "always without a gate in this family; another value than default is refused below",
-    "norm_type": "always LayerNorm in this family; another value than layer_norm is refused below",
-    "residual_dropout": "dropout does nothing in inference",
-    "rope_scaling": "the oracle rotates without scaling; another value than null is refused below",
-    "sliding_window": "the oracle's layers see every position",
-    "use_bias": "every linear layer has one in this family; another value than true is refused below",
-}
 FIXED: Final[Mapping[str, object]] = {
-    "mlp_type": "default",
+    "mlp_type": "default",  # without a gate
     "norm_type": "layer_norm",
     "rope_scaling": None,
-    "use_bias": True,
+    "use_bias": True,  # in every linear layer
+}
+IRRELEVANT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(FIXED, "one value only; another is refused"),
+    "embedding_dropout": "dropout does nothing in inference",
+    "hidden_act": "the oracle computes the exact gelu under either of its names",
+    "max_position_embeddings": "the rotation is not scaled",
+    "residual_dropout": "dropout does nothing in inference",
+    "sliding_window": "the oracle's layers see every position",
 }
 DROPPED: Final[Mapping[str, str]] = {}
 

@@ -11,6 +11,7 @@ Numerics: those of `engine.kernels.tile`. Which thread computes a piece does not
 """
 
 import hashlib
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -56,9 +57,22 @@ class Form:
 
 
 @cache
+def features() -> frozenset[str]:
+    """What the CPU that code is compiled for can do, in LLVM's words: this one, or the one that Numba is told to take."""
+    if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
+        return frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    told = (numba.config.CPU_FEATURES or "").split(",")
+    return frozenset(name.removeprefix("+") for name in told if name.startswith("+"))
+
+
 def has_wide_vectors() -> bool:
-    """Whether this CPU has AVX-512 and its 32 registers."""
-    return bool(llvm.get_host_cpu_features().get("avx512f", False))
+    """Whether there are AVX-512 and its 32 registers."""
+    return "avx512f" in features()
+
+
+def has_half_precision() -> bool:
+    """Whether float16 can be converted in hardware; without, LLVM would call a function that nobody brings."""
+    return platform.machine() not in {"x86_64", "AMD64"} or "f16c" in features()
 
 
 def shape_of(form: Form) -> Shape:

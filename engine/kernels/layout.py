@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.driver import Form, shape_of
+from engine.kernels.driver import Form, has_half_precision, shape_of
 from engine.linear import Packed
 from engine.quantization import Format
 
@@ -28,11 +28,16 @@ def supported(weight: object, *, ndim: int = 2) -> mx.array | Packed | None:
     if isinstance(weight, Packed):
         form, scales, biases = weight.format, weight.scales, weight.biases
         fits = form.mode == "affine" and form.bits in WIDTHS and form.group_size in GROUPS
-        known = scales.dtype in NAMES and biases is not None and biases.dtype == scales.dtype
+        known = _converts(scales.dtype) and biases is not None and biases.dtype == scales.dtype
         return weight if fits and known and weight.weight.ndim == ndim else None
-    if isinstance(weight, mx.array) and weight.ndim == ndim and weight.dtype in NAMES and 0 not in weight.shape:
+    if isinstance(weight, mx.array) and weight.ndim == ndim and _converts(weight.dtype) and 0 not in weight.shape:
         return weight
     return None
+
+
+def _converts(dtype: mx.Dtype) -> bool:
+    """Whether the CPU widens this dtype itself."""
+    return dtype in NAMES and (dtype != mx.float16 or has_half_precision())
 
 
 def lay_out(weight: mx.array | Packed) -> "Dense | Affine":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import mlx.core as mx
+from numba.core.errors import NumbaError
 
 from engine.generate import steps
 from engine.kernels.driver import Driver, Form, compiled
@@ -85,8 +86,16 @@ class Kernels:
 
     def _prove(self, form: Form) -> None:
         if form not in self._drivers:
-            driver = self.compile(form, self.folder)
-            proven(form, driver, self.folder)
+            try:
+                driver = self.compile(form, self.folder)
+                proven(form, driver, self.folder)
+            except (NumbaError, RuntimeError, OSError) as error:
+                raise KernelError(
+                    f"kernel {form.name} cannot be used here",
+                    reason=str(error) or type(error).__name__,
+                    instead="plain mlx operations",
+                    next_step=KernelError.silence,
+                ) from error
             self._drivers[form] = driver
 
     def _swapped(self, model: AnyModel) -> AnyModel:

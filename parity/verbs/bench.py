@@ -1,9 +1,13 @@
-"""`assay bench`: load time, prefill and decode throughput of the engine beside mlx-lm's, from one interleaved run."""
+"""`assay bench`: load time, prefill and decode throughput of the engine beside mlx-lm's, from one interleaved run.
+
+With `--samplers` draws a second of each sampler instead, on generated rows: no snapshot is needed.
+"""
 
 import argparse
 import json
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
@@ -13,6 +17,7 @@ from rich.table import Table
 
 from bench.interleave import Figure, Workload, measure
 from bench.machine import machine
+from bench.samplers import Drawing, measure_samplers
 from bench.worker import Worker
 from engine.dtype import DTypeName
 from oracles.environment import ensure_environment
@@ -26,6 +31,7 @@ from parity.models.fetch import ensure_snapshot
 
 SNAPSHOTS = ("smollm2-135m", "smollm2-135m-f32", "smollm2-135m-q4")
 PEER = "mlx-lm"
+PROMPTS, TOKENS = "32", 16
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,23 +42,30 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         description="Measure engine and mlx-lm alternately in one run; ratios with their range, bits compared.",
         epilog="example: assay bench smollm2-135m --dtype bf16 --prompts 32,256 --tokens 16 --repeats 5",
     )
-    parser.add_argument("snapshots", nargs="*", default=list(SNAPSHOTS), help=f"names ({', '.join(SNAPSHOTS)})")
-    parser.add_argument("--dtype", choices=get_args(DTypeName), default="f32", help="dtype to compute in (f32)")
-    parser.add_argument("--prompts", default="32", metavar="N,N", help="prompt lengths (32)")
-    parser.add_argument("--tokens", type=int, default=16, metavar="N", help="tokens generated after each prompt (16)")
+    # None marks what was not given: --samplers takes none of these
+    parser.add_argument("snapshots", nargs="*", help=f"names ({', '.join(SNAPSHOTS)})")
+    parser.add_argument("--samplers", action="store_true", help="draws a second of each sampler, on generated f32 rows")
+    parser.add_argument("--dtype", choices=get_args(DTypeName), help="dtype to compute in (f32)")
+    parser.add_argument("--prompts", metavar="N,N", help=f"prompt lengths ({PROMPTS})")
+    parser.add_argument("--tokens", type=int, metavar="N", help=f"tokens generated after each prompt ({TOKENS})")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="pairs a figure (5)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON there")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns 0, or 1 where the two sides' logits were not the same bits."""
-    prompts = _lengths(args)
+    """Measure and print; returns 0, or 1 where the two sides' logits were not the same bits or their draws the same ids.
+
+    Raises:
+        UsageError: The options measure nothing, or do not go together.
+    """
+    _check(args)
     identity = machine()
     console = Console(stderr=args.json)
     oracle = find_oracle(PEER)
     python = ensure_environment(oracle, on_line=console.print)
-    workloads = [_workload(name, args, prompts) for name in args.snapshots]
+    names = [] if args.samplers else args.snapshots or SNAPSHOTS
+    workloads = [_workload(name, args) for name in names]
     figures: list[Figure] = []
     with ExitStack() as stack:
         private = Path(stack.enter_context(TemporaryDirectory(prefix="assay-bench-")))
@@ -62,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         )
         for work in workloads:
             figures += measure(work, engine, peer, on_progress=console.print)
+        if args.samplers:
+            figures += measure_samplers(Drawing(repeats=args.repeats), engine, peer, on_progress=partial(show, console))
     result = {
         "machine": {**identity, "packages": dict(EngineRunner().provenance().packages), PEER: oracle.version},
         "figures": [figure.to_json() for figure in figures],
@@ -106,9 +121,16 @@ def _row(f: Figure) -> tuple[str, ...]:
     )
 
 
-def _lengths(args: argparse.Namespace) -> tuple[int, ...]:
+def _check(args: argparse.Namespace) -> None:
+    """Fill in what was not given, and refuse what measures nothing."""
+    if args.samplers:
+        _check_samplers(args)
+        return
+    args.dtype = args.dtype or "f32"
+    args.prompts = PROMPTS if args.prompts is None else args.prompts
+    args.tokens = TOKENS if args.tokens is None else args.tokens
     try:
-        lengths = tuple(int(part) for part in args.prompts.split(","))
+        lengths = _lengths(args.prompts)
     except ValueError:
         lengths = ()
     if not lengths or min(*lengths, args.tokens - 1, args.repeats) < 1:
@@ -119,17 +141,36 @@ def _lengths(args: argparse.Namespace) -> tuple[int, ...]:
             repeats=args.repeats,
             next_step="give --prompts 32,256 (1 or more each), --tokens 2 or more, --repeats 1 or more",
         )
-    return lengths
 
 
-def _workload(name: str, args: argparse.Namespace, prompts: tuple[int, ...]) -> Workload:
+def _check_samplers(args: argparse.Namespace) -> None:
+    given = [
+        *args.snapshots,
+        *(f"--{name} {value}" for name in ("dtype", "prompts", "tokens") if (value := getattr(args, name)) is not None),
+    ]
+    if given:
+        raise UsageError(
+            "--samplers draws from generated f32 rows, without a snapshot",
+            given=" ".join(given),
+            takes="--repeats, --output",
+            next_step="assay bench --samplers",
+        )
+    if args.repeats < 1:
+        raise UsageError("nothing to measure", repeats=args.repeats, next_step="give --repeats 1 or more")
+
+
+def _lengths(prompts: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in prompts.split(","))
+
+
+def _workload(name: str, args: argparse.Namespace) -> Workload:
     snapshot = ensure_snapshot(name)
     return Workload(
         snapshot=snapshot.name,
         folder=str(snapshot.path),
         vocabulary=int(snapshot.config["vocab_size"]),
         dtype=args.dtype,
-        prompts=prompts,
+        prompts=_lengths(args.prompts),
         num_tokens=args.tokens,
         repeats=args.repeats,
     )

@@ -1,4 +1,7 @@
-"""`assay oracles list` and `assay oracles sync [NAME]`: the oracles and their environments."""
+"""`assay oracles list` and `assay oracles sync [NAME]`: the oracles and their environments.
+
+Oracles that are built from source are on demand: listed as such, and built only where they are named.
+"""
 
 import argparse
 import json
@@ -18,7 +21,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listed = actions.add_parser("list", help="name, version, pins, state of the environment")
     listed.set_defaults(run=run)
-    sync = actions.add_parser("sync", help="build each environment from its lock file, or one")
+    sync = actions.add_parser("sync", help="build each environment from its lock file but those on demand, or one")
     sync.add_argument("name", nargs="?", help="only this oracle")
     sync.set_defaults(run=run)
 
@@ -36,13 +39,14 @@ def run(args: argparse.Namespace) -> int:
         for oracle in chosen:
             ensure_environment(oracle, on_line=progress.print)
     else:
-        chosen = list(load_oracles().values())
+        chosen = list(load_oracles(on_demand=True).values())
     rows = [
         {
             "name": oracle.name,
             "version": oracle.version,
             "pins": dict(oracle.pins),
             "ready": is_ready(oracle),
+            "on_demand": bool(oracle.from_source),
             "environment": str(environment_folder(oracle)),
             "believed_for": oracle.believed_for,
         }
@@ -60,10 +64,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
     if not console.is_terminal:
         for row in rows:
             pins = " ".join(f"{name}=={version}" for name, version in row["pins"].items())
-            print(f"{row['name']} {row['version']}  {'ready' if row['ready'] else 'not built'}  {pins}")
+            print(f"{row['name']} {row['version']}  {_state(row)}  {pins}")
         return
     table = Table("oracle", "version", "environment", "pins", "believed for")
     for row in rows:
         pins = "\n".join(f"{name} {version}" for name, version in row["pins"].items())
-        table.add_row(row["name"], row["version"], "ready" if row["ready"] else "not built", pins, row["believed_for"])
+        table.add_row(row["name"], row["version"], _state(row), pins, row["believed_for"])
     console.print(table)
+
+
+def _state(row: dict[str, Any]) -> str:
+    return ("ready" if row["ready"] else "not built") + (", on demand" if row["on_demand"] else "")

@@ -1,10 +1,17 @@
-"""The engine's worker loads, generates greedily and digests what it timed."""
+"""The engine's worker loads, generates greedily, draws, and digests what it timed."""
 
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from bench.engine_worker import EngineWorker
+from bench.samplers import VOCABULARIES, likeliest, rows, samplers
+from engine.sampling.chain import Chain
+from engine.sampling.keys import SequentialKeys
+from engine.sampling.picker import ChainPicker
+from engine.sampling.processors import Processing
 from parity.errors import AssayError
 from parity.models.tiny import write_tiny
 from parity.models.tiny_shapes import shapes
@@ -52,3 +59,85 @@ def test_running_before_loading_is_refused() -> None:
 def test_a_snapshot_that_does_not_load_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(AssayError, match=r"config\.json cannot be read"):
         EngineWorker().load({"snapshot": str(tmp_path), "dtype": "f32"})
+
+
+def draw(options: dict[str, Any], *, vocabulary: int = 64, num_draws: int = 8, seed: int = 7) -> dict[str, Any]:
+    request = {"options": options, "seed": seed, "num_rows": 3, "vocabulary": vocabulary, "num_draws": num_draws}
+    return EngineWorker().sample({**request, "prompt_ids": likeliest(rows(seed, 3, vocabulary))})
+
+
+def test_draws_are_those_of_the_engines_picker_over_the_rows_in_turn() -> None:
+    made, history = rows(7, 3, 64), likeliest(rows(7, 3, 64))
+    pick = ChainPicker(
+        Chain(temperature=9.0, top_k=40),
+        history,
+        keys=SequentialKeys.of(7),
+        processing=Processing(repetition_penalty=1.3, logit_bias={history[0]: -100.0}),
+    )
+    expected = [pick(mx.array(made[i % 3][None]), i) for i in range(8)]
+    options = {"temperature": 9.0, "top_k": 40, "repetition_penalty": 1.3, "logit_bias": {str(history[0]): -100.0}}
+
+    answer = draw(options)
+
+    assert answer["ids"] == expected
+    assert len(set(expected)) > 3, "rows on which draws can differ"
+    assert answer["seconds"] > 0
+
+
+def test_draws_are_repeatable_and_follow_their_seed() -> None:
+    options = {"temperature": 9.0}
+    first, again, other = draw(options), draw(options), draw(options, seed=8)
+
+    assert (first["ids"], first["rows"]) == (again["ids"], again["rows"])
+    assert first["ids"] != other["ids"]
+    assert first["rows"] != other["rows"]
+
+
+def test_the_digest_of_rows_counts_every_draw() -> None:
+    assert draw({}, num_draws=3)["rows"] != draw({}, num_draws=4)["rows"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"top_k": 64, "temperature": 1.0}, "top_k is not a number of tokens to keep\n  given  64\n  known  1 to 63\n"),
+        ({"temperature": -1.0}, "temperature is out of range\n  given  -1.0\n  known  0 or more\n"),
+        ({"logit_bias": {"64": 1.0}}, "logit_bias names tokens outside the vocabulary\n  ids         64\n"),
+        ({"top_q": 0.9}, "unknown option 'top_q'\n"),
+        ({"top_k": "many"}, "unknown top_k 'many'\n"),
+    ],
+)
+def test_options_that_do_not_fit_are_a_message(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(AssayError) as caught:
+        draw(options)
+
+    assert str(caught.value).startswith(told)
+
+
+def test_no_draws_are_refused() -> None:
+    with pytest.raises(AssayError) as caught:
+        draw({}, num_draws=0)
+
+    assert str(caught.value) == "nothing to draw\n  num draws  0\n  next       draw at least once"
+
+
+NAMES = list(samplers([0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_of_every_timed_sampler_changes_what_is_drawn(name: str) -> None:
+    """Equal ids prove little where a filter keeps everything: so each option must show in them."""
+    vocabulary = VOCABULARIES[0]
+    history = likeliest(rows(42, 4, vocabulary))
+    options = samplers(history)[name]
+
+    def ids(chosen: dict[str, Any]) -> list[int]:
+        request = {"options": chosen, "seed": 42, "num_rows": 4, "vocabulary": vocabulary, "num_draws": 16}
+        answer: list[int] = EngineWorker().sample({**request, "prompt_ids": history})["ids"]
+        return answer
+
+    drawn = ids(options)
+    without = {left_out: ids({n: v for n, v in options.items() if n != left_out}) for left_out in options}
+    assert [left_out for left_out, other in without.items() if other == drawn] == (
+        ["temperature"] if name == "greedy" else []
+    )

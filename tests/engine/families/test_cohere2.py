@@ -19,6 +19,7 @@ from engine.norm import LayerNorm
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "cohere2-tiny/f32/fp/forced/p40-taps-tail-split"
 FIRST = "model.layers.0.self_attn.o_proj"  # the first projection after attention
@@ -29,8 +30,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    read: dict[str, Any] = json.loads((ensure_snapshot("cohere2-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("cohere2-tiny")
 
 
 @pytest.fixture(scope="module")

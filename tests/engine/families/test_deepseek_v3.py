@@ -17,10 +17,9 @@ from engine.families.deepseek_v3 import FIXED, Config
 from engine.generate import steps
 from engine.latent_attention import LatentHeads
 from engine.model import open_model
-from engine.norm import RMSNorm
-from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import logits, logits_of, raw_config
 
 TAPS = "deepseek_v3-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -189,12 +188,7 @@ def test_a_mask_that_shows_the_future_is_found(monkeypatch: Plant) -> None:
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, leaf: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path.endswith(leaf) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, leaf, change)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.{leaf}")
 
 

@@ -12,10 +12,10 @@ from engine.families import glm4
 from engine.families.glm4 import FIXED, Block, Config
 from engine.mlp import FusedGatedMLP
 from engine.model import open_model
-from engine.norm import RMSNorm
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "glm4-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -114,12 +114,7 @@ def test_another_rotation_is_found_in_the_first_attention(
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, leaf: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path.endswith(leaf) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, leaf, change)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.{leaf}")
 
 

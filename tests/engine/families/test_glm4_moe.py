@@ -14,11 +14,11 @@ from engine.errors import CheckpointError, ConfigError
 from engine.families import glm4_moe
 from engine.families.glm4_moe import FIXED, Config
 from engine.model import open_model
-from engine.norm import RMSNorm
 from engine.router import Choice, RoutedMLP
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import logits_of, raw_config
 
 TAPS = "glm4_moe-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -146,12 +146,7 @@ def test_another_rotation_is_found_in_the_first_attention(
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, leaf: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path.endswith(leaf) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, leaf, change)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.{leaf}")
 
 

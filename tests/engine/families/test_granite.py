@@ -7,12 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.config import load_json
 from engine.errors import ConfigError
 from engine.families import granite
 from engine.model import open_model
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "granite-tiny/f32/fp/forced/p40-taps-tail-split"
 Plant = pytest.MonkeyPatch
@@ -20,7 +20,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("granite-tiny").path / "config.json")
+    return raw_config("granite-tiny")
 
 
 def test_every_layer_keeps_every_position() -> None:

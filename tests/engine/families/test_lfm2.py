@@ -13,11 +13,11 @@ from engine.families import lfm2
 from engine.families.lfm2 import FIXED, Config
 from engine.gated_convolution import GatedConvolution
 from engine.model import open_model
-from engine.norm import RMSNorm
 from engine.short_convolution import ShortConvolution
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import logits_of, raw_config
 
 TAPS = "lfm2-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -187,10 +187,5 @@ def test_another_scale_of_the_scores_is_found_in_the_first_attention(monkeypatch
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, path: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path == path else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, path, change)
     assert found(TAPS) == ("DIFFERENT", path)

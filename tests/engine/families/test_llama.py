@@ -1,6 +1,6 @@
 """The llama graph: cutting or batching changes no bit, every tensor counts, what it does not compute is refused."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine.generate import last_row
 from engine.model import CausalModel, open_model
 from engine.quantization import Quantization
 from engine.taps import watching
+from tests.engine.families.tiny_snapshot import logits_in_pieces
 
 Check = Callable[..., None]
 Llama = Callable[..., CausalModel]
@@ -35,32 +36,21 @@ variants = pytest.mark.parametrize(
 )
 
 
-def logits(model: CausalModel, ids: Sequence[Sequence[int]], cuts: Sequence[int] = ()) -> mx.array:
-    """Logits of every position, the sequence fed in pieces that end at `cuts`."""
-    caches, rows = model.make_caches(), []
-    whole = mx.array(ids)
-    for start, end in zip([0, *cuts], [*cuts, whole.shape[1]], strict=True):
-        hidden, caches = model.hidden(whole[:, start:end], caches)
-        rows.append(model.logits(hidden))
-        mx.eval(rows[-1])
-    return mx.concatenate(rows, axis=1)
-
-
 @dtypes
 @variants
 def test_all_at_once_is_one_by_one_is_any_pieces(
     llama: Llama, same_bits: Check, dtype: str, changes: dict[str, Any]
 ) -> None:
     model = llama(dtype, **changes)
-    whole = logits(model, [IDS])
+    whole = logits_in_pieces(model, [IDS])
     for cuts in (range(1, len(IDS)), [4, 8], [1, 3, 10]):
-        same_bits(whole, logits(model, [IDS], list(cuts)))
+        same_bits(whole, logits_in_pieces(model, [IDS], cuts=list(cuts)))
 
 
 @dtypes
 def test_equal_sequences_of_a_batch_are_the_one_alone(llama: Llama, same_bits: Check, dtype: str) -> None:
     model = llama(dtype)
-    alone, both = logits(model, [IDS]), logits(model, [IDS, IDS])
+    alone, both = logits_in_pieces(model, [IDS]), logits_in_pieces(model, [IDS, IDS])
     same_bits(alone, both[:1])
     same_bits(alone, both[1:])
 
@@ -68,7 +58,7 @@ def test_equal_sequences_of_a_batch_are_the_one_alone(llama: Llama, same_bits: C
 @dtypes
 def test_a_sequence_does_not_depend_on_its_neighbour(llama: Llama, same_bits: Check, dtype: str) -> None:
     model = llama(dtype)
-    same_bits(logits(model, [IDS]), logits(model, [IDS[::-1], IDS], [5])[1:])
+    same_bits(logits_in_pieces(model, [IDS]), logits_in_pieces(model, [IDS[::-1], IDS], cuts=[5])[1:])
 
 
 @dtypes
@@ -87,20 +77,20 @@ def test_a_position_depends_on_what_came_before_and_on_nothing_after(
 ) -> None:
     model = llama(dtype)
     changed = [*IDS[:6], 1, *IDS[7:]]
-    one, two = logits(model, [IDS]), logits(model, [changed])
+    one, two = logits_in_pieces(model, [IDS]), logits_in_pieces(model, [changed])
     same_bits(one[:, :6], two[:, :6])
     for position in range(6, len(IDS)):
         other_bits(one[:, position], two[:, position])
 
 
 def test_positions_count(llama: Llama, other_bits: Check) -> None:
-    rows = logits(llama(), [[7, 7, 9, 7, 9]])
+    rows = logits_in_pieces(llama(), [[7, 7, 9, 7, 9]])
     other_bits(rows[:, 2], rows[:, 4])
 
 
 def test_logits_have_the_dtype_asked_for(llama: Llama) -> None:
     for name, dtype in (("f32", mx.float32), ("bf16", mx.bfloat16), ("f16", mx.float16)):
-        assert logits(llama(name), [IDS]).dtype == dtype
+        assert logits_in_pieces(llama(name), [IDS]).dtype == dtype
 
 
 def test_a_tied_head_is_the_embedding(
@@ -110,8 +100,8 @@ def test_a_tied_head_is_the_embedding(
     tensors = mx.load(str(folder / "model.safetensors"))
     assert isinstance(tensors, dict)
     edit_weights(folder, {"lm_head.weight": tensors["model.embed_tokens.weight"]})
-    same_bits(logits(llama(), [IDS]), logits(open_model(folder, dtype="f32"), [IDS]))
-    other_bits(logits(llama(), [IDS]), logits(llama(tie_word_embeddings=False), [IDS]))
+    same_bits(logits_in_pieces(llama(), [IDS]), logits_in_pieces(open_model(folder, dtype="f32"), [IDS]))
+    other_bits(logits_in_pieces(llama(), [IDS]), logits_in_pieces(llama(tie_word_embeddings=False), [IDS]))
 
 
 def names() -> list[str]:
@@ -136,7 +126,7 @@ def test_every_tensor_counts(
     assert isinstance(tensors, dict)
     factor = mx.linspace(0.5, 1.5, tensors[name].shape[-1])  # not a constant, which a norm or a softmax may cancel
     edit_weights(folder, {name: tensors[name] * factor})
-    other_bits(logits(llama(**changes), [IDS]), logits(open_model(folder, dtype="f32"), [IDS]))
+    other_bits(logits_in_pieces(llama(**changes), [IDS]), logits_in_pieces(open_model(folder, dtype="f32"), [IDS]))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +140,7 @@ def test_every_tensor_counts(
     ],
 )
 def test_every_number_of_the_config_counts(llama: Llama, other_bits: Check, change: dict[str, Any]) -> None:
-    other_bits(logits(llama(), [IDS]), logits(llama(**change), [IDS]))
+    other_bits(logits_in_pieces(llama(), [IDS]), logits_in_pieces(llama(**change), [IDS]))
 
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
@@ -176,8 +166,8 @@ def test_a_packed_model_is_the_dequantised_one_in_float32(
     edit_weights(packed, words)
     edit_weights(dense, values)
     edit_json(packed / "config.json", quantization={"bits": bits, "group_size": group_size})
-    expected = logits(open_model(dense, dtype="f32"), [IDS])
-    same_bits(expected, logits(open_model(packed, dtype="f32"), [IDS]))
+    expected = logits_in_pieces(open_model(dense, dtype="f32"), [IDS])
+    same_bits(expected, logits_in_pieces(open_model(packed, dtype="f32"), [IDS]))
 
 
 def test_heads_default_to_the_width_over_their_number(llama: Llama) -> None:
@@ -203,7 +193,7 @@ def test_the_graph_is_its_formula(write_llama: Callable[..., Path], same_bits: C
         gate, up = (n @ w[f"{layer}.mlp.{p}_proj"].T for p in ("gate", "up"))
         x = x + (gate * mx.sigmoid(gate) * up) @ w[f"{layer}.mlp.down_proj"].T
     expected = mx.fast.rms_norm(x, w["model.norm"], 1e-5) @ w["model.embed_tokens"].T
-    same_bits(expected, logits(open_model(folder, dtype=dtype), [IDS]))  # type: ignore[arg-type]
+    same_bits(expected, logits_in_pieces(open_model(folder, dtype=dtype), [IDS]))  # type: ignore[arg-type]
 
 
 # sliding layers
@@ -225,7 +215,7 @@ def test_a_sliding_layer_sees_its_window_and_no_further(
     llama: Llama, same_bits: Check, other_bits: Check, dtype: str, cuts: list[int]
 ) -> None:
     model = llama(dtype, **SLIDING)
-    one, two = logits(model, [IDS], cuts), logits(model, [[IDS[0], 1, *IDS[2:]]], cuts)
+    one, two = logits_in_pieces(model, [IDS], cuts=cuts), logits_in_pieces(model, [[IDS[0], 1, *IDS[2:]]], cuts=cuts)
     for position in range(len(IDS)):
         (other_bits if 1 <= position < 1 + 4 else same_bits)(one[:, position], two[:, position])
 
@@ -235,19 +225,19 @@ def test_a_window_that_is_never_left_changes_nothing(llama: Llama, same_bits: Ch
     wide = llama(dtype, **SLIDING | {"sliding_window": len(IDS)})
     full = llama(dtype, num_hidden_layers=1)
     for cuts in ([], [6], list(range(1, 11))):
-        same_bits(logits(full, [IDS], cuts), logits(wide, [IDS], cuts))
+        same_bits(logits_in_pieces(full, [IDS], cuts=cuts), logits_in_pieces(wide, [IDS], cuts=cuts))
 
 
 @dtypes
 def test_a_layer_that_slides_is_attention_under_a_band(
     llama: Llama, same_bits: Check, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = logits(llama(dtype, **SLIDING), [IDS])
+    whole = logits_in_pieces(llama(dtype, **SLIDING), [IDS])
     positions = np.arange(len(IDS))
     reach = positions[:, None] - positions[None]
     band = mx.array((reach >= 0) & (reach < 4))
     monkeypatch.setattr(PlainCache, "mask", lambda *_, **__: band)
-    same_bits(logits(llama(dtype, num_hidden_layers=1), [IDS]), whole)
+    same_bits(logits_in_pieces(llama(dtype, num_hidden_layers=1), [IDS]), whole)
 
 
 def test_an_untied_head_has_nothing_that_may_be_left_over(
@@ -286,16 +276,16 @@ def test_a_watcher_sees_every_module_once_in_execution_order(llama: Llama, tied:
     seen: list[tuple[str, int]] = []
     model = llama(num_hidden_layers=1, tie_word_embeddings=tied)
     with watching(lambda path, value: seen.append((path, value.shape[1]))):
-        logits(model, [IDS])
+        logits_in_pieces(model, [IDS])
     assert seen == [(path, len(IDS)) for path in expected]
 
 
 @dtypes
 def test_watching_changes_no_bit(llama: Llama, same_bits: Check, dtype: str) -> None:
     model, seen = llama(dtype), []
-    expected = logits(model, [IDS])
+    expected = logits_in_pieces(model, [IDS])
     with watching(lambda _, value: seen.append(value)):
-        actual = logits(model, [IDS])
+        actual = logits_in_pieces(model, [IDS])
     mx.eval(seen)
     same_bits(expected, actual)
 
@@ -306,7 +296,7 @@ def test_every_module_path_is_that_of_a_checkpoint_tensor(llama: Llama, write_ll
     assert isinstance(tensors, dict)
     seen: list[str] = []
     with watching(lambda path, _: seen.append(path)):
-        logits(llama(**changes), [IDS])
+        logits_in_pieces(llama(**changes), [IDS])
     assert [path for path in seen if not any(name.startswith(f"{path}.") for name in tensors)] == []
     assert {name.rpartition(".")[0] for name in tensors} <= set(seen)
 

@@ -17,6 +17,7 @@ from engine.norm import RMSNorm
 from engine.taps import tap, watching
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "minicpm-tiny/f32/fp/forced/p40-taps-tail-split"
 IDS = [3, 17, 99, 0, 127, 64]
@@ -27,8 +28,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    read: dict[str, Any] = json.loads((ensure_snapshot("minicpm-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("minicpm-tiny")
 
 
 @pytest.fixture

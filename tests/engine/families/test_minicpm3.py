@@ -14,10 +14,9 @@ from engine.families import minicpm3
 from engine.families.minicpm3 import FIXED, Attention, Block, Config, Model
 from engine.generate import steps
 from engine.model import open_model
-from engine.norm import RMSNorm
-from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "minicpm3-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -121,12 +120,7 @@ def test_a_scale_of_the_values_width_is_found_in_the_first_attention(monkeypatch
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, leaf: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path.endswith(leaf) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, leaf, change)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.self_attn.{leaf}")
 
 

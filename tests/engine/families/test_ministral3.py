@@ -10,7 +10,6 @@ import pytest
 
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.config import load_json
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.families import ministral3
 from engine.families.ministral3 import Config, query_growth
@@ -23,30 +22,25 @@ from parity.models.tiny import build_tiny, write_snapshot
 from parity.models.tiny_catalogue import read
 from parity.tensor import Tensor
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import logits, raw_config
 
 TAPS = "ministral3-tiny/f32/fp/forced/p40-taps-tail-split"
 SLIDING = "ministral3_sliding-tiny/f32/fp/forced/p40-taps-tail-split"
 ATTENTION = "model.layers.0.self_attn.o_proj"  # the first projection after attention
 Plant = pytest.MonkeyPatch
 Check = Callable[..., None]
-IDS = mx.array([[*range(3, 43)]])
 GATE = "model.layers.0.mlp.gate_proj"
 
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("ministral3-tiny").path / "config.json")
+    return raw_config("ministral3-tiny")
 
 
 @pytest.fixture(scope="module")
 def hub(raw: Mapping[str, Any]) -> Mapping[str, Tensor]:
     shapes = {name: tuple(shape) for name, shape in read("ministral3", ".tensors")["tensors"].items()}
     return to_hub(raw, build_tiny(shapes, model_type="ministral3"))
-
-
-def logits(folder: Path, dtype: Any = "f32") -> mx.array:
-    model = open_model(folder, dtype=dtype)
-    return model.logits(model.hidden(IDS, model.make_caches())[0])
 
 
 def test_caches_are_as_the_layers_say() -> None:
@@ -74,7 +68,7 @@ def test_queries_grow_from_the_context_on(raw: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_the_hubs_layout_gives_the_same_bits(same_bits: Check, dtype: str) -> None:
     converted, hub = (ensure_snapshot(name).path for name in ("ministral3-tiny", "ministral3-hub-tiny"))
-    same_bits(logits(converted, dtype), logits(hub, dtype))
+    same_bits(logits(converted, dtype=dtype), logits(hub, dtype=dtype))
 
 
 def test_a_scale_counts(raw: Mapping[str, Any], hub: Mapping[str, Tensor], tmp_path: Path, other_bits: Check) -> None:

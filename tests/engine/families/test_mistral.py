@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from engine.cache.plain import PlainCache
-from engine.config import load_json
 from engine.errors import ConfigError
 from engine.families import llama, mistral
 from engine.families.mistral import Config
@@ -14,6 +13,7 @@ from engine.mask import Mask
 from engine.model import open_model
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "mistral-tiny/f32/fp/forced/p40-taps-tail-split"
 ATTENTION = "model.layers.0.self_attn.o_proj"  # the first projection after attention
@@ -22,7 +22,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("mistral-tiny").path / "config.json")
+    return raw_config("mistral-tiny")
 
 
 def test_its_window_bounds_nothing(raw: Mapping[str, Any]) -> None:

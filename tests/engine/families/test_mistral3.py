@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 
 from engine.cache.plain import PlainCache
-from engine.config import load_json
 from engine.errors import CheckpointError, ConfigError
 from engine.families import llama, ministral3, mistral3
 from engine.families.mistral3 import Config, Model
@@ -20,29 +19,24 @@ from parity.models.tiny import build_tiny, write_snapshot
 from parity.models.tiny_catalogue import read
 from parity.tensor import Tensor
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import logits, raw_config
 
 TAPS = "mistral3-tiny/f32/fp/forced/p40-taps-tail-split"
 MISTRAL = "mistral3_mistral-tiny/f32/fp/forced/p40-taps-tail-split"
 ATTENTION = "language_model.model.layers.0.self_attn.o_proj"  # the first projection after attention
 Plant = pytest.MonkeyPatch
 Check = Callable[..., None]
-IDS = mx.array([[*range(3, 43)]])
 
 both = pytest.mark.parametrize("name", ["mistral3", "mistral3_mistral"])
 
 
 def raw(name: str) -> dict[str, Any]:
-    return load_json(ensure_snapshot(f"{name}-tiny").path / "config.json")
+    return raw_config(f"{name}-tiny")
 
 
 def drawn(name: str) -> dict[str, Tensor]:
     shapes = {tensor: tuple(shape) for tensor, shape in read(name, ".tensors")["tensors"].items()}
     return build_tiny(shapes, model_type="mistral3")
-
-
-def logits(folder: Path, dtype: Any = "f32") -> mx.array:
-    model = open_model(folder, dtype=dtype)
-    return model.logits(model.hidden(IDS, model.make_caches())[0])
 
 
 @both
@@ -59,7 +53,7 @@ def test_every_layer_keeps_every_position_whatever_its_window(name: str) -> None
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_the_hubs_layout_gives_the_same_bits(same_bits: Check, name: str, dtype: str) -> None:
     converted, hub = (ensure_snapshot(f"{name}{form}-tiny").path for form in ("", "-hub"))
-    same_bits(logits(converted, dtype), logits(hub, dtype))
+    same_bits(logits(converted, dtype=dtype), logits(hub, dtype=dtype))
 
 
 @both

@@ -15,14 +15,13 @@ from engine.errors import ConfigError
 from engine.families.nemotron_h import FIXED, Config
 from engine.grouped_attention import GroupedAttention
 from engine.model import open_model
-from engine.norm import RMSNorm
 from engine.rope import make_rope
 from engine.router import Choice
 from engine.short_convolution import ShortConvolution
 from engine.state_space_mixer import OutputNorm
-from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import logits_of, raw_config
 
 TAPS = "nemotron_h-tiny/f32/fp/forced/p40-taps-tail-split"  # M-M*EM*E
@@ -226,12 +225,7 @@ def test_a_wrong_gated_norm_is_found_there(monkeypatch: Plant, change: dict[str,
 @needs_goldens
 @pytest.mark.parametrize("path", ["backbone.layers.0.norm", "backbone.layers.3.norm", "backbone.norm_f"])
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, path: str) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, x) if self.path == path else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, path, lambda _, x: x)
     assert found(TAPS) == ("DIFFERENT", path)
 
 

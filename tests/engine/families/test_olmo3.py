@@ -1,6 +1,5 @@
 """olmo3: what it refuses, what its layers remember, and that planted faults are seen where they begin."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from engine.norm import RMSNorm
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "olmo3-tiny/f32/fp/forced/p40-taps-tail-split"
 FULL = "model.layers.3.self_attn.o_proj"  # the first projection after attention in the one layer that sees all
@@ -28,8 +28,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    read: dict[str, Any] = json.loads((ensure_snapshot("olmo3-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("olmo3-tiny")
 
 
 @pytest.fixture(scope="module")

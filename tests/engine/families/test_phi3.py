@@ -16,6 +16,7 @@ from engine.norm import RMSNorm
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "phi3-tiny/f32/fp/forced/p40-taps-tail-split"
 FIRST = "model.layers.0.self_attn.o_proj"  # the first projection after attention
@@ -25,8 +26,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    read: dict[str, Any] = json.loads((ensure_snapshot("phi3-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("phi3-tiny")
 
 
 def test_every_layer_remembers_all_positions() -> None:

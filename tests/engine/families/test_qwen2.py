@@ -10,7 +10,6 @@ import mlx.core as mx
 import pytest
 
 from engine import grouped_attention
-from engine.config import load_json
 from engine.errors import CheckpointError, ConfigError
 from engine.families import qwen2
 from engine.families.qwen2 import Config
@@ -22,26 +21,21 @@ from parity.models.tiny import build_tiny, write_snapshot
 from parity.models.tiny_catalogue import read
 from parity.tensor import Tensor
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import logits, raw_config
 
 TAPS = "qwen2-tiny/f32/fp/forced/p40-taps-tail-split"
 Plant = pytest.MonkeyPatch
-IDS = mx.array([[3, 17, 99, 0, 511]])
 
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("qwen2-tiny").path / "config.json")
+    return raw_config("qwen2-tiny")
 
 
 @pytest.fixture(scope="module")
 def tensors(raw: Mapping[str, Any]) -> Mapping[str, Tensor]:
     shapes = {name: tuple(shape) for name, shape in read("qwen2", ".tensors")["tensors"].items()}
     return build_tiny(shapes, model_type=raw["model_type"])
-
-
-def logits(folder: Path) -> mx.array:
-    model = open_model(folder, dtype="f32")
-    return model.logits(model.hidden(IDS, model.make_caches())[0])
 
 
 def test_every_layer_keeps_every_position() -> None:

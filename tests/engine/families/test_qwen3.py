@@ -8,16 +8,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from engine.config import load_json
 from engine.errors import ConfigError
 from engine.families import qwen3
 from engine.families.qwen3 import Config
 from engine.model import open_model
 from engine.norm import RMSNorm
 from engine.rope import Rope
-from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "qwen3-tiny/f32/fp/forced/p40-taps-tail-split"
 ATTENTION = "model.layers.0.self_attn.o_proj"  # the first projection after attention
@@ -27,7 +27,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("qwen3-tiny").path / "config.json")
+    return raw_config("qwen3-tiny")
 
 
 def test_every_layer_keeps_every_position() -> None:
@@ -154,12 +154,7 @@ def test_without_a_fault_the_engine_is_the_oracle() -> None:
 @needs_goldens
 @pytest.mark.parametrize("name", ["q_norm", "k_norm"])
 def test_a_norm_that_is_skipped_is_found_there(monkeypatch: Plant, name: str) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, x) if self.path.endswith(name) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, name, lambda _, x: x)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.self_attn.{name}")
 
 

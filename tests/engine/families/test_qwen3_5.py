@@ -18,13 +18,13 @@ from engine.quantization import Quantization
 from engine.taps import tap, watching
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import IDS, logits_in_pieces, raw_config
 
 TAPS = "qwen3_5-tiny/f32/fp/forced/p40-taps-tail-split"
 HUB = "qwen3_5-hub-tiny/f32/fp/forced/p40-tail-split"
 BODY = "language_model.model"
 LINEAR = f"{BODY}.layers.0.linear_attn"
 FULL = f"{BODY}.layers.3.self_attn"
-IDS = [3, 17, 99, 0, 127, 64, 5, 5, 41]
 
 Plant = pytest.MonkeyPatch
 Check = Callable[..., None]
@@ -33,8 +33,7 @@ Raw = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def raw() -> Raw:
-    read: Raw = json.loads((ensure_snapshot("qwen3_5-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("qwen3_5-tiny")
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +49,26 @@ def with_text(raw: Raw, **changes: Any) -> Raw:
     return raw | {"text_config": raw["text_config"] | changes}
 
 
-def logits(model: CausalModel, cuts: tuple[int, ...] = ()) -> mx.array:
-    caches, rows = model.make_caches(), []
-    for start, end in zip((0, *cuts), (*cuts, len(IDS)), strict=True):
-        hidden, caches = model.hidden(mx.array([IDS[start:end]]), caches)
-        rows.append(model.logits(hidden))
-    return mx.concatenate(rows, axis=1)
-
-
 def test_every_fourth_layer_remembers_all_positions_and_the_others_a_state(model: CausalModel) -> None:
     assert [cache.kind for cache in model.make_caches()] == ["arrays-2"] * 3 + ["plain"]
 
 
 @pytest.mark.parametrize("cuts", [(1,), (3, 5), tuple(range(1, len(IDS)))])
 def test_pieces_give_the_whole(model: CausalModel, same_bits: Check, cuts: tuple[int, ...]) -> None:
-    same_bits(logits(model), logits(model, cuts))
+    same_bits(logits_in_pieces(model), logits_in_pieces(model, cuts=cuts))
 
 
 def test_the_matrices_stay_float32_where_the_model_is_not(same_bits: Check) -> None:
     model = open_model(ensure_snapshot("qwen3_5-tiny").path, dtype="bf16")
     _, (first, *_) = model.hidden(mx.array([IDS]), model.make_caches())
     assert [array.dtype for array in first.arrays] == [mx.bfloat16, mx.float32]
-    same_bits(logits(model), logits(model, (4,)))
+    same_bits(logits_in_pieces(model), logits_in_pieces(model, cuts=(4,)))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_hub_snapshot_is_the_converted_one(same_bits: Check, dtype: Any) -> None:
     converted, hub = (open_model(ensure_snapshot(f"qwen3_5{form}-tiny").path, dtype=dtype) for form in ("", "-hub"))
-    same_bits(logits(converted), logits(hub))
+    same_bits(logits_in_pieces(converted), logits_in_pieces(hub))
 
 
 def test_a_text_model_of_its_own_is_the_wrapped_one(
@@ -87,7 +78,7 @@ def test_a_text_model_of_its_own_is_the_wrapped_one(
     assert isinstance(source, dict)
     bare = {name.removeprefix("language_model."): array for name, array in source.items()}
     mx.save_safetensors(str(tmp_path / "model.safetensors"), bare)
-    same_bits(logits(model), logits(Model.build(raw["text_config"], opened(tmp_path))))
+    same_bits(logits_in_pieces(model), logits_in_pieces(Model.build(raw["text_config"], opened(tmp_path))))
 
 
 def test_a_tensor_under_two_names_is_refused(raw: Raw, tmp_path: Path) -> None:
@@ -124,7 +115,7 @@ def test_every_module_path_is_that_of_a_converted_tensor(model: CausalModel) -> 
     assert isinstance(tensors, dict)
     seen: list[str] = []
     with watching(lambda path, _: seen.append(path)):
-        logits(model)
+        logits_in_pieces(model)
     assert len(seen) == len(set(seen))
     assert [path for path in seen if not any(name.startswith(f"{path}.") for name in tensors)] == []
     held = {name.rpartition(".")[0] for name in tensors}
@@ -153,7 +144,7 @@ def test_a_head_beside_a_tied_embedding_is_left_out(
     source = mx.load(str(ensure_snapshot("qwen3_5-hub-tiny").path / "model.safetensors"))
     assert isinstance(source, dict)
     mx.save_safetensors(str(tmp_path / "model.safetensors"), source | {"lm_head.weight": mx.zeros((512, 128))})
-    same_bits(logits(model), logits(Model.build(raw, opened(tmp_path))))
+    same_bits(logits_in_pieces(model), logits_in_pieces(Model.build(raw, opened(tmp_path))))
 
 
 # the config

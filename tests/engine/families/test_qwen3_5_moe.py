@@ -1,6 +1,5 @@
 """qwen3_5_moe: what it refuses, both layouts of its experts, and planted faults of its router and experts."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,13 @@ from engine.quantization import Quantization
 from engine.shared_expert_moe import SharedExpertMoE
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import IDS, logits_in_pieces, raw_config
 
 TAPS = "qwen3_5_moe-tiny/f32/fp/forced/p40-taps-tail-split"
 HUB = "qwen3_5_moe-hub-tiny/f32/fp/forced/p40-tail-split"
 BODY = "language_model.model"
 MLP = f"{BODY}.layers.0.mlp"
 LINEAR = f"{BODY}.layers.0.linear_attn"
-IDS = [3, 17, 99, 0, 127, 64, 5, 5, 41]
 
 Plant = pytest.MonkeyPatch
 Check = Callable[..., None]
@@ -34,8 +33,7 @@ Raw = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def raw() -> Raw:
-    read: Raw = json.loads((ensure_snapshot("qwen3_5_moe-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("qwen3_5_moe-tiny")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +43,6 @@ def model() -> CausalModel:
 
 def with_text(raw: Raw, **changes: Any) -> Raw:
     return raw | {"text_config": raw["text_config"] | changes}
-
-
-def logits(model: CausalModel, cuts: tuple[int, ...] = ()) -> mx.array:
-    caches, rows = model.make_caches(), []
-    for start, end in zip((0, *cuts), (*cuts, len(IDS)), strict=True):
-        hidden, caches = model.hidden(mx.array([IDS[start:end]]), caches)
-        rows.append(model.logits(hidden))
-    return mx.concatenate(rows, axis=1)
 
 
 def build(raw: Raw, folder: Path, change: Callable[[dict[str, mx.array]], dict[str, mx.array]]) -> Model:
@@ -69,11 +59,13 @@ def test_every_fourth_layer_remembers_all_positions_and_the_others_a_state(model
 
 @pytest.mark.parametrize("cuts", [(1,), (3, 5), tuple(range(1, len(IDS)))])
 def test_pieces_give_the_whole(model: CausalModel, same_bits: Check, cuts: tuple[int, ...]) -> None:
-    same_bits(logits(model), logits(model, cuts))
+    same_bits(logits_in_pieces(model), logits_in_pieces(model, cuts=cuts))
 
 
 def test_a_hub_snapshot_is_the_converted_one(model: CausalModel, same_bits: Check) -> None:
-    same_bits(logits(model), logits(open_model(ensure_snapshot("qwen3_5_moe-hub-tiny").path, dtype="f32")))
+    same_bits(
+        logits_in_pieces(model), logits_in_pieces(open_model(ensure_snapshot("qwen3_5_moe-hub-tiny").path, dtype="f32"))
+    )
 
 
 def test_the_weights_of_the_chosen_are_normalised_unless_the_config_says_no(raw: Raw) -> None:

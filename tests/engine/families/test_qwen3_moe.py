@@ -14,10 +14,10 @@ from engine.families import qwen3_moe
 from engine.families.qwen3_moe import FIXED, Config, ExpertMLP
 from engine.model import open_model
 from engine.moe import weighted_sum
-from engine.norm import RMSNorm
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.planted_norm import plant_norm
 from tests.engine.families.tiny_snapshot import logits_of, raw_config
 
 TAPS = "qwen3_moe-tiny/f32/fp/forced/p40-taps-tail-split"
@@ -130,12 +130,7 @@ def test_another_scale_of_the_scores_is_found_in_the_first_attention(monkeypatch
     ],
 )
 def test_a_wrong_norm_is_found_there(monkeypatch: Plant, leaf: str, change: Callable[..., mx.array]) -> None:
-    right = RMSNorm.__call__
-
-    def wrong(self: RMSNorm, x: mx.array) -> mx.array:
-        return tap(self.path, change(self, x)) if self.path.endswith(leaf) else right(self, x)
-
-    monkeypatch.setattr(RMSNorm, "__call__", wrong)
+    plant_norm(monkeypatch, leaf, change)
     assert found(TAPS) == ("DIFFERENT", f"model.layers.0.{leaf}")
 
 

@@ -18,13 +18,13 @@ from engine.quantization import Quantization
 from engine.taps import tap
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import IDS, logits_in_pieces, raw_config
 
 TAPS = "qwen3_next-tiny/f32/fp/forced/p40-taps-tail-split"
 HUB = "qwen3_next-hub-tiny/f32/fp/forced/p40-tail-split"
 LINEAR = "model.layers.0.linear_attn"
 FULL = "model.layers.3.self_attn"
 MLP = "model.layers.0.mlp"
-IDS = [3, 17, 99, 0, 127, 64, 5, 5, 41]
 
 Plant = pytest.MonkeyPatch
 Check = Callable[..., None]
@@ -33,8 +33,7 @@ Raw = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def raw() -> Raw:
-    read: Raw = json.loads((ensure_snapshot("qwen3_next-tiny").path / "config.json").read_text())
-    return read
+    return raw_config("qwen3_next-tiny")
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +43,6 @@ def model() -> CausalModel:
 
 def opened(name: str) -> Checkpoint:
     return Checkpoint.open(ensure_snapshot(name).path, dtype=mx.float32, quantization=Quantization())
-
-
-def logits(model: CausalModel, cuts: tuple[int, ...] = ()) -> mx.array:
-    caches, rows = model.make_caches(), []
-    for start, end in zip((0, *cuts), (*cuts, len(IDS)), strict=True):
-        hidden, caches = model.hidden(mx.array([IDS[start:end]]), caches)
-        rows.append(model.logits(hidden))
-    return mx.concatenate(rows, axis=1)
 
 
 def test_every_fourth_layer_remembers_all_positions_and_the_others_a_state(model: CausalModel) -> None:
@@ -69,11 +60,13 @@ def test_the_state_has_the_convolutions_window_and_float32_matrices(model: Causa
 
 @pytest.mark.parametrize("cuts", [(1,), (3, 5), tuple(range(1, len(IDS)))])
 def test_pieces_give_the_whole(model: CausalModel, same_bits: Check, cuts: tuple[int, ...]) -> None:
-    same_bits(logits(model), logits(model, cuts))
+    same_bits(logits_in_pieces(model), logits_in_pieces(model, cuts=cuts))
 
 
 def test_a_hub_snapshot_is_the_converted_one(model: CausalModel, same_bits: Check) -> None:
-    same_bits(logits(model), logits(open_model(ensure_snapshot("qwen3_next-hub-tiny").path, dtype="f32")))
+    same_bits(
+        logits_in_pieces(model), logits_in_pieces(open_model(ensure_snapshot("qwen3_next-hub-tiny").path, dtype="f32"))
+    )
 
 
 def test_layers_that_are_named_or_out_of_step_have_no_experts(raw: Raw) -> None:

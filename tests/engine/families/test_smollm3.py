@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.config import load_json
 from engine.errors import ConfigError
 from engine.families import smollm3
 from engine.families.smollm3 import Config
 from engine.model import open_model
 from parity.models.fetch import ensure_snapshot
 from tests.engine.families.committed_golden import found, needs_goldens
+from tests.engine.families.tiny_snapshot import raw_config
 
 TAPS = "smollm3-tiny/f32/fp/forced/p40-taps-tail-split"
 Plant = pytest.MonkeyPatch
@@ -21,7 +21,7 @@ Plant = pytest.MonkeyPatch
 
 @pytest.fixture(scope="module")
 def raw() -> Mapping[str, Any]:
-    return load_json(ensure_snapshot("smollm3-tiny").path / "config.json")
+    return raw_config("smollm3-tiny")
 
 
 def rotated(config: Config) -> list[bool]:

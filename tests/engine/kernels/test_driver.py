@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import numba
 import pytest
 
 from engine.kernels import driver as drivers
-from engine.kernels.driver import Form, compiled, has_wide_vectors, source_digest
+from engine.kernels.driver import Form, compiled, features, has_wide_vectors, source_digest
 from engine.kernels.verify import verify
 
 
@@ -30,3 +31,11 @@ def test_the_flavour_for_narrow_vectors_is_bit_identical_too(
 ) -> None:
     monkeypatch.setattr(drivers, "has_wide_vectors", lambda: False)
     verify(form, compiled(form, tmp_path))
+
+
+def test_the_features_are_those_of_the_cpu_that_numba_is_told_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CPU_NAME", "x86-64")
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", "+avx,+f16c,-avx2")
+    assert features.__wrapped__() == {"avx", "f16c"}
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", "")
+    assert features.__wrapped__() == frozenset()

@@ -123,6 +123,24 @@ def test_a_model_is_proved_once_under_its_name(
     assert make(None, flipping).put_into(llama(), name="two") is llama()
 
 
+def test_a_kernel_that_cannot_be_compiled_leaves_the_model_plain(tmp_path: Path, llama: Llama) -> None:
+    def broken(_form: Form, _folder: Path) -> Driver:
+        raise OSError("the disk is full")
+
+    said: list[str] = []
+    kernels = Kernels(folder=tmp_path, say=said.append, compile=broken)
+    assert kernels.put_into(llama(), name=None) is llama()
+    assert kernels.used == "plain (kernel dense-bf16 cannot be used here)"
+    assert [message.splitlines() for message in said] == [
+        [
+            "kernel dense-bf16 cannot be used here",
+            "  reason   the disk is full",
+            "  instead  plain mlx operations",
+            "  next     report it; ASSAY_KERNELS=plain computes the same without kernels and without this message",
+        ]
+    ]
+
+
 def test_nothing_is_replaced_on_a_gpu(
     make: Callable[..., Kernels], llama: Llama, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from engine.kernels import layout
 from engine.kernels.driver import Driver, Form
 from engine.kernels.layout import supported
 from engine.kernels.matrix import FastMatrix, plain_product
@@ -118,3 +119,10 @@ def test_what_has_no_compiled_product_is_not_supported(normal: Normal) -> None:
     for weight in (mx4, stacked, normal(0, (2, 3, 4)), words, object()):
         assert supported(weight) is None
     assert supported(normal(0, (2, 3))) is not None
+
+
+def test_float16_needs_a_cpu_that_converts_it(normal: Normal, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert supported(normal(0, (2, 3), mx.float16)) is not None
+    monkeypatch.setattr(layout, "has_half_precision", lambda: False)
+    assert supported(normal(0, (2, 3), mx.float16)) is None
+    assert supported(normal(0, (2, 3), mx.bfloat16)) is not None

@@ -20,6 +20,7 @@ class FakeWorker:
     asked: list[tuple[str, dict[str, Any]]]
     started: list[tuple[str, list[str], bool]]
     peer_logits = "same"
+    peer_ids_from = 0
     open_now = 0
 
     def __init__(self, name: str, command: list[str], environment: dict[str, str], *, hermetic: bool = False) -> None:
@@ -32,6 +33,9 @@ class FakeWorker:
         seconds = 1.0 if self.name == "engine" else 2.0
         if request["op"] == "load":
             return {"seconds": seconds}
+        if request["op"] == "sample":
+            first = 0 if self.name == "engine" else FakeWorker.peer_ids_from
+            return {"seconds": seconds, "ids": list(range(first, first + request["num_draws"])), "rows": "same"}
         return {
             "prompt_seconds": seconds,
             "decode_seconds": seconds,
@@ -51,6 +55,7 @@ class FakeWorker:
 @pytest.fixture(autouse=True)
 def _workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeWorker.asked, FakeWorker.started, FakeWorker.peer_logits, FakeWorker.open_now = [], [], "same", 0
+    FakeWorker.peer_ids_from = 0
     monkeypatch.setattr(bench, "Worker", FakeWorker)
     monkeypatch.setattr(bench, "ensure_environment", lambda *_, **__: tmp_path / "python")
 
@@ -176,3 +181,66 @@ def test_without_names_the_default_snapshots_are_measured(monkeypatch: pytest.Mo
     monkeypatch.setattr(bench, "ensure_snapshot", ensure)
     assert cli.main(["bench", "--json", "--repeats", "1"]) == 0
     assert named == ["smollm2-135m", "smollm2-135m-f32", "smollm2-135m-q4"]
+
+
+def samplers(*arguments: str) -> int:
+    return cli.main(["bench", "--samplers", "--repeats", "2", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (["llama-tiny"], "llama-tiny"),
+        (["--dtype", "f32"], "--dtype f32"),
+        (["--prompts", "32"], "--prompts 32"),
+        (["llama-tiny", "--tokens", "4"], "llama-tiny --tokens 4"),
+    ],
+)
+def test_samplers_take_no_option_that_would_change_nothing(
+    *, arguments: list[str], given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert samplers(*arguments) == 2
+    assert capsys.readouterr().err == (
+        "--samplers draws from generated f32 rows, without a snapshot\n"
+        f"  given  {given}\n"
+        "  takes  --repeats, --output\n"
+        "  next   assay bench --samplers\n"
+    )
+    assert FakeWorker.started == []
+
+
+def test_samplers_without_repeats_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert samplers("--repeats", "0") == 2
+    assert capsys.readouterr().err == "nothing to measure\n  repeats  0\n  next     give --repeats 1 or more\n"
+    assert FakeWorker.started == []
+
+
+def test_samplers_need_no_snapshot_and_write_the_same_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} was looked up")
+
+    monkeypatch.setattr(bench, "ensure_snapshot", refuse)
+    assert samplers("--json", "--output", str(tmp_path / "samplers.json")) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "samplers.json").read_text()) == result
+    assert result["machine"].keys() >= MACHINE
+    assert len(result["figures"]) == 22
+    top_p = next(figure for figure in result["figures"] if figure["name"] == "sampler/top-p/v49152")
+    assert top_p.keys() >= FIGURE
+    assert (top_p["unit"], top_p["ratio"], top_p["pairs"], top_p["bits_identical"]) == ("draws/s", 2.0, 2, True)
+    assert [request["op"] for _, request in FakeWorker.asked if request["op"] != "sample"] == []
+    assert FakeWorker.open_now == 0
+
+
+def test_other_ids_fail_whatever_the_speed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    FakeWorker.peer_ids_from = 1
+    assert samplers() == 1
+    out = capsys.readouterr().out
+    assert out.count("DIFFERENT") == 22
+    assert (
+        "ids of sampler/xtc/v151936 are not those of mlx-lm\n"
+        "  pair      0 of 2\n  draw      0 of 16\n  expected  1\n  actual    0\n"
+    ) in out

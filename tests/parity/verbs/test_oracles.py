@@ -23,18 +23,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
 
 
-def test_list_names_version_state_and_pins(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_version_state_and_pins_and_what_is_built_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list") == 0
     out = capsys.readouterr().out
     pins = " ".join(f"{name}=={version}" for name, version in find_oracle("mlx-lm").pins.items())
-    assert out == f"mlx-lm 0.32.2  not built  {pins}\n"
+    assert out == (
+        f"mlx-lm 0.32.2  not built  {pins}\nllama-cpp-python 0.3.36  not built, on demand  llama-cpp-python==0.3.36\n"
+    )
+
+
+def test_a_terminal_shows_the_same_states(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run("list") == 0
+    out = capsys.readouterr().out
+    assert "believed for" in out
+    assert out.count("not built") == 2
+    assert out.count("not built, on demand") == 1
 
 
 def test_list_as_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("list", as_json=True) == 0
-    (row,) = json.loads(capsys.readouterr().out)["oracles"]
-    assert set(row) == {"name", "version", "pins", "ready", "environment", "believed_for"}
-    assert (row["name"], row["ready"], row["pins"]["mlx"]) == ("mlx-lm", False, "0.32.4")
+    first, second = json.loads(capsys.readouterr().out)["oracles"]
+    assert set(first) == set(second) == {"name", "version", "pins", "ready", "on_demand", "environment", "believed_for"}
+    assert (first["name"], first["ready"], first["pins"]["mlx"]) == ("mlx-lm", False, "0.32.4")
+    assert (first["on_demand"], second["name"], second["on_demand"]) == (False, "llama-cpp-python", True)
 
 
 def test_sync_builds_what_is_named_and_tells_on_standard_error(
@@ -52,6 +65,16 @@ def test_sync_builds_what_is_named_and_tells_on_standard_error(
     assert built == ["mlx-lm"]
     assert said.err == "building\n"
     assert said.out.startswith("mlx-lm 0.32.2")
+
+
+@pytest.mark.parametrize(("named", "built"), [([], ["mlx-lm"]), (["llama-cpp-python"], ["llama-cpp-python"])])
+def test_sync_builds_what_is_on_demand_only_where_it_is_named(
+    monkeypatch: pytest.MonkeyPatch, *, named: list[str], built: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(oracles, "ensure_environment", lambda oracle, **_: seen.append(oracle.name))
+    assert run("sync", *named) == 0
+    assert seen == built
 
 
 def test_sync_of_an_unknown_oracle_names_the_near_ones() -> None:
