@@ -68,19 +68,19 @@ def run_sampler_case(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> 
 
 
 def _run_optiq(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
-    """Draws of mlx-optiq's chain: from logits as they are, without processors."""
+    """Draws of mlx-optiq's chain: one row at a time, from logits as they are, without processors."""
     chain = optiq_chain.OptiqChain(**sampling.named)
     arrays = [_array(row) for row in rows]
     keys = SequentialKeys.of(sampling.seed)
     ids, uniforms = [], []
     for step in range(case.num_steps):
-        logits_BV = mx.concatenate([arrays[(step + element) % len(arrays)] for element in range(sampling.batch)])
+        logits_BV = arrays[step % len(arrays)]
         check_rows(logits_BV)
         used, _ = keys.take(0 if sampling.greedy else 1)  # a source is a value: the chain takes the same key
         ids_B, keys = optiq_chain.sample(logits_BV, chain, keys)
         ids.append(np.array(ids_B))
         if used:
-            uniforms.append(np.array(uniforms_behind(ids_B, logits_BV.shape[1], used[0])))
+            uniforms.append(np.array(mx.random.uniform(shape=logits_BV.shape, key=used[0]))[0, ids[-1]])
     return sampled_trace(rows, np.stack(ids), uniforms=np.stack(uniforms) if uniforms else None, xtc_uniforms=None)
 
 

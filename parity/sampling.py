@@ -39,7 +39,8 @@ class Sampling:
     """How tokens are drawn.
 
     Attributes:
-        chain: Whose order of filters: `mlx-lm`, or `optiq`, that of mlx-optiq's own engine, which draws one row at a time.
+        chain: Whose order of filters: `mlx-lm`, or `optiq`, that of mlx-optiq's own engine. The latter draws one row at a
+            time, as a vector [V], from which mlx draws by Gumbel noise; so `uniforms` are those of the noise, as in a batch.
         options: Name to value, as pairs: numbers; `xtc_special` a tuple of ids; `logit_bias` pairs of id and number.
         rows: `model`, or the name of generated rows.
         num_rows: How many rows are drawn from in turn.

@@ -4,8 +4,9 @@ Its engine draws in two places: what its draft head proposes through `_sample_wi
 floor under every share), and what the model itself says through `_logits_to_token` (temperature alone, no floor). A case is
 answered by the first. Where temperature is its only option the second answers it too, and must give the same ids.
 
-Guarantees: both are called as the engine calls them, a row [V] at a time, after one `mx.random.seed`. The uniforms are computed
-beside them, from the key that the global stream was about to use, and do not advance it.
+Guarantees: both are called as the engine calls them, with a vector [V], after one `mx.random.seed`. mlx 0.32.4 draws from a
+vector by adding Gumbel noise to it, where from a matrix [1, V] it walks the cumulative sum: the shape decides the id. The
+uniforms are computed beside the draws, from the key that the global stream was about to use, and do not advance it.
 """
 
 from collections.abc import Sequence
@@ -46,17 +47,19 @@ def sample(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
     ids, uniforms = [], []
     mx.random.seed(sampling.seed)
     for step in range(case.num_steps):
-        if not sampling.greedy:
-            uniforms.append(_next_uniform())
-        token, _ = _sample_with_dist(arrays[step % len(arrays)], temperature, **options)
+        row = arrays[step % len(arrays)]
+        key = _next_key()
+        token, _ = _sample_with_dist(row, temperature, **options)
         ids.append(token)
+        if not sampling.greedy:
+            uniforms.append(np.array(mx.random.uniform(shape=row.shape, key=key))[token])
     if not options:
         mx.random.seed(sampling.seed)
         check_agree(ids, [_logits_to_token(arrays[step % len(arrays)], temperature) for step in range(case.num_steps)])
     return sampled_trace(
         rows,
         np.array(ids)[:, None],
-        uniforms=np.stack(uniforms) if uniforms else None,
+        uniforms=np.array(uniforms)[:, None] if uniforms else None,
         xtc_uniforms=None,
     )
 
@@ -75,8 +78,7 @@ def check_agree(drafted: Sequence[int], decoded: Sequence[int]) -> None:
         )
 
 
-def _next_uniform() -> Any:  # noqa: ANN401 - an array of numpy
-    """What the global stream's next draw walks to, float32 [1], without taking it."""
+def _next_key() -> mx.array:
+    """The key that the global stream gives next, without taking it."""
     stream: Any = mx.random.state
-    _, key = mx.random.split(mx.array(stream[0]))
-    return np.array(mx.random.uniform(shape=(1,), key=key))
+    return mx.random.split(mx.array(stream[0]))[1]

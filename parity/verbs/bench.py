@@ -6,6 +6,7 @@ With `--samplers` draws a second of each sampler instead, on generated rows: no 
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -69,16 +70,20 @@ def run(args: argparse.Namespace) -> int:
     figures: list[Figure] = []
     with ExitStack() as stack:
         private = Path(stack.enter_context(TemporaryDirectory(prefix="assay-bench-")))
+        environment = hermetic(private)
         engine = stack.enter_context(Worker("engine", [sys.executable, "-m", "bench.engine_worker"], {}))
         peer = stack.enter_context(
-            Worker(PEER, [str(python), "-m", "oracles.mlx_lm.bench_worker"], hermetic(private), hermetic=True)
+            Worker(PEER, [str(python), "-m", "oracles.mlx_lm.bench_worker"], environment, hermetic=True)
         )
         for work in workloads:
             figures += measure(work, engine, peer, on_progress=console.print)
         if args.samplers:
             figures += measure_samplers(Drawing(repeats=args.repeats), engine, peer, on_progress=partial(show, console))
+    # without mx.compile the peer is slower than its users know it: a ratio has to say so
+    switches = {name: value for name, value in environment.items() if name.startswith("MLX_")}
+    packages = dict(EngineRunner().provenance().packages)
     result = {
-        "machine": {**identity, "packages": dict(EngineRunner().provenance().packages), PEER: oracle.version},
+        "machine": {**identity, "packages": packages, PEER: oracle.version, "peer_switches": switches},
         "figures": [figure.to_json() for figure in figures],
     }
     if args.output:
@@ -86,12 +91,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result))
     else:
-        print_table(console, figures, identity, oracle.version)
+        print_table(console, figures, identity, oracle.version, switches)
     return 0 if all(figure.bits_identical is not False for figure in figures) else 1
 
 
-def print_table(console: Console, figures: list[Figure], identity: dict[str, Any], version: str) -> None:
-    """One line a figure; the range of the ratio is over its pairs."""
+def print_table(
+    console: Console, figures: list[Figure], identity: dict[str, Any], version: str, switches: Mapping[str, str]
+) -> None:
+    """One line a figure; the range of the ratio is over its pairs. `switches` are the peer's."""
     columns = ("figure", "engine", f"{PEER} {version}", "unit", "ratio", "range", "bits")
     rows = [_row(figure) for figure in figures]
     if console.is_terminal:
@@ -107,6 +114,7 @@ def print_table(console: Console, figures: list[Figure], identity: dict[str, Any
     show(
         console, f"{identity['processor']}, {identity['cores']} cores, load {identity['load_before'][0]} before the run"
     )
+    show(console, f"{PEER} ran with {', '.join(f'{name}={value}' for name, value in switches.items()) or 'no switch'}")
 
 
 def _row(f: Figure) -> tuple[str, ...]:

@@ -10,7 +10,18 @@ import pytest
 from parity import cli
 from parity.verbs import bench
 
-MACHINE = {"platform", "processor", "cores", "memory_gib", "libc", "python", "load_before", "identity", "packages"}
+MACHINE = {
+    "platform",
+    "processor",
+    "cores",
+    "memory_gib",
+    "libc",
+    "python",
+    "load_before",
+    "identity",
+    "packages",
+    "peer_switches",
+}
 FIGURE = {"name", "peer", "engine", "peer_value", "unit", "ratio", "low", "high", "bits_identical"}
 
 
@@ -244,3 +255,10 @@ def test_other_ids_fail_whatever_the_speed(monkeypatch: pytest.MonkeyPatch, caps
         "ids of sampler/xtc/v151936 are not those of mlx-lm\n"
         "  pair      0 of 2\n  draw      0 of 16\n  expected  1\n  actual    0\n"
     ) in out
+
+
+def test_a_ratio_says_with_which_switches_the_peer_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    samplers()
+    assert capsys.readouterr().out.endswith("mlx-lm ran with MLX_DISABLE_COMPILE=1\n")
+    samplers("--json")
+    assert json.loads(capsys.readouterr().out)["machine"]["peer_switches"] == {"MLX_DISABLE_COMPILE": "1"}
