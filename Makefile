@@ -34,6 +34,7 @@ goldens: models ## rebuild every golden from nothing, in the oracle's own enviro
 
 bench: models ## engine and mlx-lm side by side, one interleaved run
 	$(BIN)/assay bench
+	$(BIN)/assay bench --samplers
 	$(BIN)/python -m pytest tests/bench/pieces.py
 
 lint: setup ## format, lint and type checks

@@ -89,7 +89,7 @@ def measure(work: Workload, engine: Worker, peer: Worker, *, on_progress: Callab
         peer: A running oracle worker.
         on_progress: Told in a line each what has been done.
     """
-    loads = _pairs(work.repeats, engine, peer, op="load", snapshot=work.folder, dtype=work.dtype)
+    loads = asked_in_turn(work.repeats, engine, peer, op="load", snapshot=work.folder, dtype=work.dtype)
     where = f"{work.snapshot}/{work.dtype}"
     on_progress(f"load {where}")
     figures = [_figure(f"load/{where}", "s", peer.name, loads, _seconds, bits=False)]
@@ -97,7 +97,7 @@ def measure(work: Workload, engine: Worker, peer: Worker, *, on_progress: Callab
         prompt_ids = prompt(length, work.vocabulary)
         for worker in (engine, peer):  # warms up, unmeasured
             worker.ask(op="run", prompt_ids=prompt_ids[:4], num_tokens=2)
-        runs = _pairs(work.repeats, engine, peer, op="run", prompt_ids=prompt_ids, num_tokens=work.num_tokens)
+        runs = asked_in_turn(work.repeats, engine, peer, op="run", prompt_ids=prompt_ids, num_tokens=work.num_tokens)
         on_progress(f"run {where} prompt {length}")
         figures += [
             _figure(f"prefill/{where}/{length}", "tok/s", peer.name, runs, partial(prefill_rate, length)),
@@ -131,7 +131,12 @@ def _peak_mib(answer: dict[str, Any]) -> float:
     return float(answer["peak_bytes"]) / MIB
 
 
-def _pairs(repeats: int, engine: Worker, peer: Worker, **request: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:  # noqa: ANN401
+def asked_in_turn(
+    repeats: int,
+    engine: Worker,
+    peer: Worker,
+    **request: Any,  # noqa: ANN401 - JSON values
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Answers of both sides, (engine, peer) a pair, asked in alternating order."""
     pairs = []
     for i in range(repeats):

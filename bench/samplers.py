@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bench.interleave import Figure, _pairs
+from bench.interleave import Figure, asked_in_turn
 from bench.statistics import paired_ratio, spread
 from bench.worker import Worker
 from parity.errors import AssayError, lay_out
@@ -113,7 +113,7 @@ def measure_samplers(
             }
             for worker in (engine, peer):  # warms up, unmeasured
                 worker.ask(op="sample", num_draws=2, **request)
-            pairs = _pairs(work.repeats, engine, peer, op="sample", num_draws=work.num_draws, **request)
+            pairs = asked_in_turn(work.repeats, engine, peer, op="sample", num_draws=work.num_draws, **request)
             name = f"sampler/{sampler}/v{vocabulary}"
             _check_rows(name, peer.name, pairs)
             figures.append(_figure(name, peer.name, pairs))

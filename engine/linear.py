@@ -34,9 +34,9 @@ class Packed:
     def product(self, x: mx.array) -> mx.array:
         """x @ W.T for x [..., in]; result [..., out].
 
-        Numerics: float32 activations: s*q, +b, x*w, += each rounded to float32, in order of the input index; 16-bit ones
-            round every one of these to 16 bits.
-        Source: spec/cpu.md section 1.
+        Numerics: affine: s*q, +b, x*w, += each rounded to x's dtype, in order of the input index. The float formats: the sum of
+            x*q of a group, without the scale, times the scale, added to the total, each rounded to x's dtype.
+        Source: spec/cpu.md section 1 (affine); tests/engine/test_linear.py (the float formats).
         """
         return mx.quantized_matmul(
             x,

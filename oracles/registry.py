@@ -50,10 +50,8 @@ class Oracle:
     @property
     def source_digest(self) -> str:
         """SHA-256 over the sources that can take part in turning a case into a trace."""
-        entry = REPOSITORY.joinpath(*self.entry.split(".")[:-1])
-        folders = (entry, REPOSITORY / "oracles", REPOSITORY / "parity")
         digest = hashlib.sha256()
-        for file in sorted({file for folder in folders for file in folder.glob("*.py")}):
+        for file in sorted([*(REPOSITORY / "oracles").rglob("*.py"), *(REPOSITORY / "parity").glob("*.py")]):
             digest.update(file.relative_to(REPOSITORY).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
         return digest.hexdigest()
 

@@ -16,6 +16,7 @@ from parity.models.tiny_catalogue import DRAWN, TinySource, read
 
 BEGIN: Final = "<!-- families: written by `assay check --families README.md` -->"
 END: Final = "<!-- families end -->"
+FIRST_ORACLE: Final = "mlx-lm"
 COLUMNS: Final = ("model_type", "caches", "weights", "dtypes", "KV modes", "feeds", "verdict")
 
 
@@ -41,6 +42,11 @@ def family_table(judged: Iterable[Judged]) -> str:
         families.setdefault(model_type(one.case.snapshot), []).append(one)
     rows = [COLUMNS, tuple("---" for _ in COLUMNS), *(_row(name, families[name]) for name in sorted(families))]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def belongs(case: Case) -> bool:
+    """Whether the table counts a case: a model's logits, held to the first oracle."""
+    return case.sampling is None and case.oracle == FIRST_ORACLE
 
 
 def model_type(snapshot: str) -> str:

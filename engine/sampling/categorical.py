@@ -1,7 +1,7 @@
 """The draw: from logits and a key to ids, as mlx 0.32.4 does it.
 
-One row is drawn by walking its cumulative sum up to a uniform; several rows by adding Gumbel noise and taking the largest.
-So a row draws another id alone than in a batch, from the same key: both follow its distribution.
+One row [1, V] is drawn by walking its cumulative sum up to a uniform; several rows, and a vector [V], by adding Gumbel noise
+and taking the largest. So a row draws another id alone than in a batch, from the same key: both follow its distribution.
 
 Guarantees: logits need not be normalised and may hold -inf, whose tokens are never drawn.
 Source: spec/oracles.md section 5.
@@ -11,14 +11,14 @@ import mlx.core as mx
 
 
 def draw(logits_BV: mx.array, key: mx.array) -> mx.array:
-    """Ids drawn from softmax(logits), uint32 [B].
+    """Ids drawn from softmax(logits), uint32 [B]; of a vector a scalar.
 
     Args:
-        logits_BV: [B, V], any floating dtype; temperature and filters already applied.
+        logits_BV: [B, V], or a vector [V]; any floating dtype; temperature and filters already applied.
         key: uint32 [2].
 
     Numerics: B = 1: e = exp(l - max) in float32, sums sequential in float32, the id is the number of sums <= u * total.
-        B > 1: argmax of logits + Gumbel noise; the lowest id on a tie.
+        B > 1, or a vector: argmax of logits + Gumbel noise; the lowest id on a tie.
     """
     return mx.random.categorical(logits_BV, key=key)
 

@@ -1,7 +1,8 @@
 """mlx-optiq's chain in its own engine: temperature first, then top-k, top-p, min-p, and a draw from probabilities.
 
 It is another function than `chain.Chain`: filters see the logits after temperature, without normalisation, and the draw takes
-the logarithm of a softmax to which a tiny number was added, so that a token which was ruled out keeps a chance of 1e-30.
+the logarithm of a softmax to which a tiny number was added, so that a token which was ruled out keeps a chance of 1e-30. It is
+by Gumbel noise also of a single row, from which mlx-lm's chain draws by walking the cumulative sum.
 
 Guarantees: as in `engine.sampling.chain`.
 Source: spec/oracles.md section 5; constants as mlx-optiq 0.7.7 has them.
@@ -94,5 +95,7 @@ def sample(logits_BV: mx.array, chain: OptiqChain, keys: Keys) -> tuple[mx.array
     if chain.temperature == 0:
         return mx.argmax(logits_BV, axis=-1), keys
     used, keys = keys.take(1)
-    p_BV = mx.softmax(filtered(logits_BV, chain), axis=-1)
-    return draw(mx.log(p_BV + FLOOR), used[0]), keys
+    logp_BV = mx.log(mx.softmax(filtered(logits_BV, chain), axis=-1) + FLOOR)
+    if logp_BV.shape[0] == 1:  # mlx-optiq draws from a vector, and mlx 0.32.4 adds Gumbel noise to one
+        return draw(logp_BV[0], used[0])[None], keys
+    return draw(logp_BV, used[0]), keys

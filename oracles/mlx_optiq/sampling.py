@@ -9,12 +9,12 @@ vector by adding Gumbel noise to it, where from a matrix [1, V] it walks the cum
 uniforms are computed beside the draws, from the key that the global stream was about to use, and do not advance it.
 """
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from optiq.runtime.engine import _logits_to_token, _sample_with_dist
 
 from parity.case import Case
 from parity.sampled_trace import sampled_trace
@@ -22,6 +22,9 @@ from parity.sampling import Sampling
 from parity.tensor import Tensor
 from parity.trace import Trace
 
+_ENGINE: Final[Any] = importlib.import_module("optiq.runtime.engine")
+_DRAFT: Final = _ENGINE._sample_with_dist  # noqa: SLF001 - it offers no public way to draw
+_DECODE: Final = _ENGINE._logits_to_token  # noqa: SLF001 - likewise
 FILTERS: Final = ("top_p", "top_k", "min_p")  # the names are mlx-optiq's too
 DTYPES: Final = {"F32": mx.float32, "BF16": mx.bfloat16, "F16": mx.float16}
 
@@ -49,13 +52,13 @@ def sample(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
     for step in range(case.num_steps):
         row = arrays[step % len(arrays)]
         key = _next_key()
-        token, _ = _sample_with_dist(row, temperature, **options)
+        token, _ = _DRAFT(row, temperature, **options)
         ids.append(token)
         if not sampling.greedy:
             uniforms.append(np.array(mx.random.uniform(shape=row.shape, key=key))[token])
     if not options:
         mx.random.seed(sampling.seed)
-        check_agree(ids, [_logits_to_token(arrays[step % len(arrays)], temperature) for step in range(case.num_steps)])
+        check_agree(ids, [_DECODE(arrays[step % len(arrays)], temperature) for step in range(case.num_steps)])
     return sampled_trace(
         rows,
         np.array(ids)[:, None],

@@ -14,7 +14,7 @@ from parity.atomic_file import write_atomically
 from parity.console import report, show
 from parity.deviations import load_deviations
 from parity.errors import UsageError
-from parity.family_table import Judged, family_table, replace_block
+from parity.family_table import Judged, belongs, family_table, replace_block
 from parity.gate import OnVerdict, check, exit_code
 from parity.github import annotations
 from parity.golden import GOLDENS, Golden, golden_path
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 def _judged(verdicts: tuple[Verdict, ...]) -> Iterator[Judged]:
     """What the table of families needs: each case with its verdict and its golden's cache words."""
     for verdict in verdicts:
-        if verdict.case is not None and verdict.case.sampling is None:
+        if verdict.case is not None and belongs(verdict.case):
             version = golden_version(verdict.case.oracle, GOLDENS, platform_key())
             file = golden_path(verdict.case, version=version or "")
             cache = Golden.load(file).cache if file.exists() else ()

@@ -1,9 +1,9 @@
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from oracles import registry
 from oracles.registry import REGISTRY, Oracle, find_oracle, load_oracles
 from parity.errors import OracleError, UsageError
 
@@ -29,7 +29,7 @@ def test_every_distribution_in_the_lock_has_a_hash_and_no_index_is_named(oracle:
 def test_an_unknown_oracle_lists_the_near_ones() -> None:
     with pytest.raises(UsageError) as unknown:
         find_oracle("mlxlm")
-    assert str(unknown.value) == "unknown oracle 'mlxlm'\n  near  mlx-lm\n  next  assay oracles list"
+    assert str(unknown.value) == "unknown oracle 'mlxlm'\n  near  mlx-lm, mlx-optiq\n  next  assay oracles list"
 
 
 def test_a_table_with_a_key_missing_is_refused(tmp_path: Path) -> None:
@@ -45,5 +45,15 @@ def test_the_lock_digest_follows_the_lock(oracle: Oracle) -> None:
     assert oracle.lock_digest != before
 
 
-def test_the_source_digest_covers_the_entry_package(oracle: Oracle) -> None:
-    assert replace(oracle, entry="oracles.mlx_lm.run").source_digest != oracle.source_digest
+@pytest.mark.parametrize("changed", ["oracles/recording.py", "oracles/mlx_lm/capture.py", "parity/trace.py"])
+def test_the_source_digest_covers_every_runner_and_what_it_stands_on(
+    oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    for name in ("oracles/recording.py", "oracles/mlx_lm/capture.py", "parity/trace.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before")
+    monkeypatch.setattr(registry, "REPOSITORY", tmp_path)
+    before = oracle.source_digest
+    (tmp_path / changed).write_text("after")
+
+    assert oracle.source_digest != before
