@@ -13,9 +13,10 @@ from parity.judge import judge
 from parity.platform_key import platform_key
 from parity.snapshot import NO_MODEL
 from parity.verdict import Status, Verdict
+from tests.engine.families.committed_golden import needs_goldens
 
 FOLDERS = list(GOLDENS.glob(f"mlx-optiq-*/{platform_key()}/samplers/optiq"))
-pytestmark = pytest.mark.skipif(not FOLDERS, reason="no goldens of mlx-optiq of this platform")
+pytestmark = needs_goldens
 
 
 def verdict(name: str) -> Verdict:

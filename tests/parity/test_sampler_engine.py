@@ -24,9 +24,9 @@ from parity.snapshot import NO_MODEL
 from parity.tensor import Tensor
 from parity.trace import TOKEN_IDS, Trace
 from parity.verdict import Status, Verdict
+from tests.engine.families.committed_golden import needs_goldens
 
 FOLDERS = list(GOLDENS.glob(f"mlx-lm-*/{platform_key()}/samplers/mlx-lm"))
-here = pytest.mark.skipif(not FOLDERS, reason="no sampler goldens of this platform")
 
 
 def warm_case() -> Any:
@@ -58,7 +58,7 @@ def run(expected: Golden) -> Trace:
     return EngineRunner().run(expected.case, NO_MODEL)
 
 
-@here
+@needs_goldens
 @pytest.mark.parametrize(
     "name",
     [
@@ -109,7 +109,7 @@ def _draw_before_xtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_engine, "SequentialKeys", Swapped)
 
 
-@here
+@needs_goldens
 @pytest.mark.parametrize(
     ("name", "plant"),
     [
@@ -132,7 +132,7 @@ def test_a_planted_fault_is_seen(
     assert judged.what == f"token ids of samplers/mlx-lm/{name} are not bit-identical to mlx-lm 0.32.2"
 
 
-@here
+@needs_goldens
 def test_the_message_names_draw_element_ids_and_uniforms() -> None:
     expected = golden("xtc-ties/f32/b3/s0")
     ids = np.array(expected.token_ids, "<i4")
@@ -155,7 +155,7 @@ def test_the_message_names_draw_element_ids_and_uniforms() -> None:
     ]
 
 
-@here
+@needs_goldens
 def test_uniforms_that_differ_alone_are_told_with_their_draw() -> None:
     expected = golden("t07-ties/f32/b3/s0")
     words = expected.tensors[UNIFORMS].bits().copy()
@@ -170,7 +170,7 @@ def test_uniforms_that_differ_alone_are_told_with_their_draw() -> None:
     assert "1 of 300 elements, at most 1 ULP" in judged.message()
 
 
-@here
+@needs_goldens
 def test_rows_that_differ_are_told_before_the_ids() -> None:
     expected = golden("t07-ties/f32/b1/s0")
     words = expected.tensors["logits/2"].bits().copy()
@@ -182,7 +182,7 @@ def test_rows_that_differ_are_told_before_the_ids() -> None:
     assert judged.what.startswith("logits of samplers/")
 
 
-@here
+@needs_goldens
 def test_a_golden_of_draws_keeps_no_rows_and_is_refused_when_rotten(tmp_path: Path) -> None:
     expected = golden("t07-model/f32/b1/s0")
     assert expected.form == "draws"
