@@ -1,6 +1,6 @@
 # Every target does its own set-up: a virtual environment in the checkout, snapshots in ASSAY_HOME. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup models parity test goldens bench lint lock clean
+.PHONY: help setup models parity test goldens bench report notebooks mutate sweep lint lock clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,10 +32,22 @@ test: models ## all tests
 goldens: models ## rebuild every golden from nothing, in the oracle's own environment
 	$(BIN)/assay record
 
-bench: models ## engine and mlx-lm side by side, one interleaved run
-	$(BIN)/assay bench
+bench: models ## engine, mlx-lm and llama.cpp side by side, one interleaved run: reports/bench.md
+	$(BIN)/assay bench --full
 	$(BIN)/assay bench --samplers
 	$(BIN)/python -m pytest tests/bench/pieces.py
+
+report: setup ## one page of the last check, bench, mutation and sweep: reports/report.html
+	$(BIN)/assay report
+
+notebooks: models ## execute the notebooks and render them into reports/notebooks
+	$(BIN)/python -m parity.reporting.notebooks notebooks reports/notebooks
+
+mutate: models ## plant every fault of the catalogue in the engine; the gate must catch them all
+	$(BIN)/assay mutate
+
+sweep: models ## invariances of the engine and of the oracles, and of a pair of versions
+	$(BIN)/assay sweep --oracle engine --oracle mlx-lm --oracle mlx-optiq --oracle mlx-lm==0.31.3 --markdown reports/sweep.md
 
 lint: setup ## format, lint and type checks
 	$(BIN)/ruff format --check .

@@ -1,7 +1,10 @@
 """The engine as a bench worker: `python -m bench.engine_worker`, one JSON line a request.
 
-Operations: `load` (snapshot, dtype) reads every weight; `run` (prompt_ids, num_tokens) generates greedily with tail split;
-`sample` (options, seed, num_rows, vocabulary, prompt_ids, num_draws) draws through `ChainPicker`, as generation does.
+Operations: `load` (snapshot, dtype; optionally name, threads, folder) reads every weight and puts the kernels in that
+`ASSAY_KERNELS` asks for, compiled code kept in the folder; `run` (prompt_ids, num_tokens) generates greedily with tail split;
+`export` (prompt_ids, file) writes the keys and values of all but the last token of a prompt, for a peer that is slow to compute
+them; `read` (threads, mib) reads memory; `sample` (options, seed, num_rows, vocabulary, prompt_ids, num_draws) draws through
+`ChainPicker`, as generation does.
 """
 
 import time
@@ -11,16 +14,21 @@ from typing import Any
 
 import mlx.core as mx
 
+from bench.bandwidth import read_bandwidth
 from bench.samplers import rows
+from bench.weights_read import weight_bytes
+from engine.cache.plain import PlainCache
 from engine.errors import EngineError
 from engine.generate import steps
+from engine.kernels.history import FusedCache
 from engine.model import CausalModel, open_model
 from engine.sampling.chain import Chain
 from engine.sampling.keys import SequentialKeys
 from engine.sampling.picker import ChainPicker
 from engine.sampling.processors import Processing
-from parity.engine_runner import to_tensor
+from parity.engine_runner import chosen_kernels, kernels_used, to_tensor
 from parity.errors import AssayError
+from parity.peak_memory import peak_resident_bytes, reset_peak
 from parity.sampler_engine import OF_CHAIN
 from parity.sampling import read_options
 from parity.timed_run import timed
@@ -36,20 +44,50 @@ class EngineWorker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Open a snapshot and run one token through it, so that every weight has been read."""
         self._model = None
-        mx.reset_peak_memory()
+        reset_peak()
         start = time.perf_counter()
         try:
-            self._model = open_model(Path(request["snapshot"]), dtype=request["dtype"])
+            model = open_model(Path(request["snapshot"]), dtype=request["dtype"])
+            kernels = chosen_kernels()
+            if kernels is not None:
+                kernels.threads = request.get("threads", kernels.threads)
+                kernels.folder = Path(request["folder"]) if "folder" in request else kernels.folder
+                model = kernels.put_into(model, name=request.get("name"))
         except EngineError as error:
             raise _ours(error) from error
-        next(steps(self._model, [0], num_steps=1))
-        return {"seconds": time.perf_counter() - start}
+        self._model = model
+        next(steps(model, [0], num_steps=1))
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "kernels": kernels_used(kernels), "weight_bytes": weight_bytes(model)}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Generate and time."""
-        mx.reset_peak_memory()
+        reset_peak()
         answer = timed(self._generate(request["prompt_ids"], request["num_tokens"]), _bits)
-        return {**answer, "peak_bytes": mx.get_peak_memory()}
+        return {**answer, "peak_bytes": peak_resident_bytes()}
+
+    def export(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Write keys and values [1, K, L - 1, E] of every layer as safetensors; `digest` is over their bits."""
+        if self._model is None:
+            raise AssayError("nothing is loaded", next_step="send load first")
+        *first, _ = request["prompt_ids"]
+        (step,) = steps(self._model, first, num_steps=1)
+        arrays: dict[str, mx.array] = {}
+        for index, cache in enumerate(step.caches):
+            plain = cache.plain() if isinstance(cache, FusedCache) else cache
+            if not isinstance(plain, PlainCache) or plain.keys is None or plain.values is None:
+                raise AssayError(
+                    "only plain caches can be handed to a peer", found=plain.kind, next_step="measure another model"
+                )
+            arrays[f"{index}.keys"] = mx.contiguous(plain.keys[:, :, : plain.offset])
+            arrays[f"{index}.values"] = mx.contiguous(plain.values[:, :, : plain.offset])
+        mx.eval(arrays)
+        mx.save_safetensors(request["file"], arrays)
+        return {"positions": len(first), "layers": len(step.caches)}
+
+    def read(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Read memory that no cache holds; needs no model."""
+        return {"bytes_per_second": read_bandwidth(request["threads"], request["mib"])}
 
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
         """Draw and time; needs no model. `rows` is the digest of the rows in the order in which they were drawn from."""
@@ -102,4 +140,6 @@ def _bits(row: object) -> bytes:
 
 if __name__ == "__main__":
     worker = EngineWorker()
-    serve({"load": worker.load, "run": worker.run, "sample": worker.sample})
+    serve(
+        {"load": worker.load, "run": worker.run, "export": worker.export, "read": worker.read, "sample": worker.sample}
+    )

@@ -51,7 +51,8 @@ class Figure:
         engine: Spread of the engine's values.
         peer_value: Spread of the peer's values.
         ratio: Spread of engine / peer within pairs.
-        bits_identical: Whether every pair's logits were the same bits; None where no logits are made.
+        bits_identical: Whether every pair's logits were the same bits; None where no logits are made or compared.
+        note: What a reader must know about how the two sides differ.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Figure:
     peer_value: Spread
     ratio: Spread
     bits_identical: bool | None
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The keys of design section 7, and the spreads behind them."""
@@ -77,6 +79,7 @@ class Figure:
             "engine_range": [self.engine.low, self.engine.high],
             "peer_range": [self.peer_value.low, self.peer_value.high],
             "bits_identical": self.bits_identical,
+            "note": self.note,
         }
 
 

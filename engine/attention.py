@@ -3,7 +3,10 @@
 import mlx.core as mx
 
 from engine.cache.protocol import Heads, PackedHeads
-from engine.mask import Mask, causal_matrix
+from engine.errors import RequestError
+from engine.mask import Mask
+from engine.packed_attention import attend_packed
+from engine.tiled_attention import attend_tiled
 
 
 def attend(
@@ -13,45 +16,38 @@ def attend(
 
     Args:
         q_BHLE: Queries [B, H, L, E].
-        keys: [B, K, T, E], or packed; H is a multiple of K and head h reads KV head h * K // H.
+        keys: [B, K, T, E], packed, or coded with their own attention; H is a multiple of K and head h reads KV head h * K // H.
         values: [B, K, T, E], or packed as the keys are.
         scale: Factor on the scores.
         mask: None, `causal` (the L queries are the last of the T positions), or boolean [.., L, T], True = may attend.
-        sinks_H: One logit a query head that takes part in the softmax and carries no value; plain keys only.
+        sinks_H: One logit a query head that takes part in the softmax and carries no value.
 
     Returns:
         [B, H, L, E] in q's dtype.
 
-    Numerics: plain keys: mlx's fused operation. Packed keys: queries are scaled and rounded first; scores, masked ones set
-        to the dtype's lowest finite value; softmax with float32 accumulation, rounded; then the weighted sum.
+    Raises:
+        RequestError: Packed keys are to be gone through in tiles, and the attention has sinks or a dtype that is not tiled.
+
+    Numerics: plain keys: mlx's fused operation. Packed keys: `engine.packed_attention`, or where they say so
+        `engine.tiled_attention`.
     Source: spec/cpu.md section 1, spec/kv.md section 3.
     """
     if isinstance(keys, PackedHeads) and isinstance(values, PackedHeads):
+        if keys.tiling is None:
+            return attend_packed(q_BHLE, keys, values, scale=scale, mask=mask, sinks_H=sinks_H)
         if sinks_H is not None:
-            raise TypeError("attention sinks need plain keys and values")
-        return _attend_packed(q_BHLE, keys, values, scale=scale, mask=mask)
+            raise RequestError(
+                "attention with sinks is not tiled",
+                reason="the oracle gives it up for attention over all positions at once, without a word",
+                next_step="use the same KV mode without tiles",
+            )
+        return attend_tiled(q_BHLE, keys, values, scale=scale, mask=mask, tiling=keys.tiling)
     if isinstance(keys, PackedHeads) or isinstance(values, PackedHeads):
         raise TypeError("keys and values must both be packed, or neither")
+    if not isinstance(keys, mx.array):  # asked this way, because asking for a protocol takes as long as a small product
+        if sinks_H is not None:
+            raise TypeError("attention sinks need plain or packed keys and values")
+        return keys.attend(q_BHLE, values, scale=scale, mask=mask)
+    if not isinstance(values, mx.array):
+        raise TypeError("values are coded beside keys that are not")
     return mx.fast.scaled_dot_product_attention(q_BHLE, keys, values, scale=scale, mask=mask, sinks=sinks_H)
-
-
-def _attend_packed(q_BHLE: mx.array, keys: PackedHeads, values: PackedHeads, *, scale: float, mask: Mask) -> mx.array:
-    B, H, L, E = q_BHLE.shape
-    K, T = keys.weight.shape[1:3]
-    scaled = (q_BHLE * scale).reshape(B, K, H // K, L, E)
-    scores_BKGLT = _packed_product(scaled, keys, transpose=True)
-    if mask is not None:
-        allowed = causal_matrix(L, before=T - L) if isinstance(mask, str) else mask
-        if allowed.ndim > 3:
-            allowed = mx.expand_dims(allowed, 2)  # [B, H or 1, L, T]: an axis for the heads of a group
-        scores_BKGLT = mx.where(allowed, scores_BKGLT, mx.finfo(scores_BKGLT.dtype).min)
-    weights_BKGLT = mx.softmax(scores_BKGLT, axis=-1, precise=True)
-    return _packed_product(weights_BKGLT, values, transpose=False).reshape(B, H, L, -1)
-
-
-def _packed_product(x_BKGLN: mx.array, heads: PackedHeads, *, transpose: bool) -> mx.array:
-    """x @ heads (or its transpose), every head of a group against the group's one matrix."""
-    weight, scales, biases = (mx.expand_dims(a, 2) for a in (heads.weight, heads.scales, heads.biases))
-    return mx.quantized_matmul(
-        x_BKGLN, weight, scales, biases, transpose=transpose, group_size=heads.group_size, bits=heads.bits
-    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.attention import attend
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import KVCache, positions
 from engine.checkpoint import Checkpoint
 from engine.linear import Linear
 from engine.norm import RMSNorm
@@ -88,8 +88,8 @@ class GatedAttention:
         q_BLHE, gate_BLHE = mx.split(self.q(x_BLD).reshape(B, L, -1, 2 * E), 2, axis=-1)
         k_BLKE, v_BLKE = (projection(x_BLD).reshape(B, L, -1, E) for projection in (self.k, self.v))
         mask = cache.mask(L)
-        q_BHLE = self.rope(self.q_norm(q_BLHE).swapaxes(1, 2), cache.offset)
-        k_BKLE = self.rope(self.k_norm(k_BLKE).swapaxes(1, 2), cache.offset)
+        q_BHLE = self.rope(self.q_norm(q_BLHE).swapaxes(1, 2), positions(cache))
+        k_BKLE = self.rope(self.k_norm(k_BLKE).swapaxes(1, 2), positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BLKE.swapaxes(1, 2))
         out_BHLE = attend(q_BHLE, keys, values, scale=E**-0.5, mask=mask)
         gated_BLZ = out_BHLE.swapaxes(1, 2).reshape(B, L, -1) * mx.sigmoid(gate_BLHE.reshape(B, L, -1))

@@ -10,7 +10,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from engine.cache.recurrent import RecurrentCache
+from engine.cache.recurrent import RecurrentCache, without_padding
 from engine.checkpoint import Checkpoint
 from engine.linear import Linear
 from engine.short_convolution import ShortConvolution
@@ -58,7 +58,8 @@ class GatedConvolution:
 
         Numerics: both gates are products rounded to x's dtype.
         """
+        L = x_BLD.shape[1]
         before, after, x = mx.split(self.into(x_BLD), 3, axis=-1)
         (window,) = cache.state
-        filtered, window = self.convolution(before * x, window)
-        return tap(self.path, self.out(after * filtered)), cache.advanced(window, by=x_BLD.shape[1])
+        filtered, window = self.convolution(without_padding(before * x, cache.mask(L)), window, cache.ends(L))
+        return tap(self.path, self.out(after * filtered)), cache.advanced(window, by=L)

@@ -12,7 +12,7 @@ from typing import Final
 import mlx.core as mx
 
 from engine.activation import silu
-from engine.cache.recurrent import RecurrentCache
+from engine.cache.recurrent import RecurrentCache, without_padding
 from engine.checkpoint import Checkpoint
 from engine.errors import ConfigError
 from engine.linear import Linear
@@ -60,6 +60,7 @@ def gated_delta(
     decay: mx.array,
     beta_BLH: mx.array,
     state: mx.array | None,
+    mask_BL: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Run the rule over L positions: S = g S; S = S + (beta (v - S k)) k^T; y = S q.
 
@@ -70,6 +71,7 @@ def gated_delta(
         decay: Factors g, float32 [B, L, H], or [B, L, H, E] for a factor a column of S.
         beta_BLH: Strength of a correction, [B, L, H].
         state: S, float32 [B, H, V, E]; None at the beginning, which means zeros.
+        mask_BL: Boolean [B, L]: a position without a token leaves S as it was; None where all have one.
 
     Returns:
         y [B, L, H, V] in q's dtype, and S after the last position.
@@ -86,11 +88,14 @@ def gated_delta(
     rows: list[mx.array] = []
     for i in range(L):
         q_BH1E, k_BH1E = q_BLKE[:, i, :, None], k_BLKE[:, i, :, None]
+        before = state
         state = state * decay[:, i]
         recalled_BHV = (state * k_BH1E).sum(axis=-1)
         correction_BHV = (v_BLHV[:, i] - recalled_BHV) * beta_BLH[:, i, :, None]
         state = state + k_BH1E * correction_BHV[..., None]
         rows.append((state * q_BH1E).sum(axis=-1).astype(q_BLKE.dtype))
+        if mask_BL is not None:
+            state = mx.where(mask_BL[:, i, None, None, None], state, before)
     return mx.stack(rows, axis=1), state
 
 
@@ -207,7 +212,8 @@ class GatedDeltaMixer:
         B, L, _ = qkv_BLC.shape
         heads = self.heads
         window, matrices = cache.state
-        mixed_BLC, window = self.convolution(qkv_BLC, window)
+        mask_BL = cache.mask(L)
+        mixed_BLC, window = self.convolution(without_padding(qkv_BLC, mask_BL), window, cache.ends(L))
         q, k, v = mx.split(silu(mixed_BLC), [heads.keys, 2 * heads.keys], axis=-1)
         q_BLKE, k_BLKE = unit_queries_and_keys(
             q.reshape(B, L, heads.key_heads, heads.key_width), k.reshape(B, L, heads.key_heads, heads.key_width)
@@ -215,7 +221,7 @@ class GatedDeltaMixer:
         v_BLHV = v.reshape(B, L, heads.value_heads, heads.value_width)
         decay_BLH = decay_factors(a_BLH, self.A_log, self.dt_bias)
         y_BLHV, matrices = gated_delta(
-            q_BLKE, k_BLKE, v_BLHV, decay=decay_BLH, beta_BLH=mx.sigmoid(b_BLH), state=matrices
+            q_BLKE, k_BLKE, v_BLHV, decay=decay_BLH, beta_BLH=mx.sigmoid(b_BLH), state=matrices, mask_BL=mask_BL
         )
         out_BLD = self.out(self.norm(y_BLHV, z_BLHV).reshape(B, L, -1))
         return tap(self.path, out_BLD), cache.advanced(window, matrices, by=L)

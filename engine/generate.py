@@ -6,16 +6,16 @@ never sees a token before it was picked.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import mlx.core as mx
 import numpy as np
 
-from engine.cache.convert import KVMode, check_kv_mode, converted
-from engine.cache.protocol import Cache
+from engine.cache.convert import KVMode, check_kv_mode, converted, started
+from engine.cache.protocol import Cache, settled
 from engine.errors import RequestError
-from engine.model import CausalModel, check_ids
+from engine.model import CausalModel, FastCaches, check_ids
 
 PIECE: Final = 2048  # tokens of the prompt a forward, where nothing else is asked
 
@@ -128,11 +128,15 @@ def _steps(
     kv: KVMode,
     caches: Sequence[Cache] | None,
 ) -> Iterator[Step]:
-    held: tuple[Cache, ...] = model.make_caches() if caches is None else tuple(caches)
+    held = tuple(model.make_caches() if caches is None else caches)
+    if kv != KVMode():
+        held = started(settled(held), kv)
+    elif isinstance(model, FastCaches):
+        held = model.fast_caches(held)
     *first, last = feed.cut(prompt_ids)
     for piece in first:
         _, held = model.hidden(mx.array([piece]), held)
-        held = converted(held, kv)
+        held = converted(held, kv, prompt_done=False)
         mx.eval([cache.arrays for cache in held])
     fed: Sequence[int] = last
     for index in range(num_steps):
@@ -166,3 +170,7 @@ def _check_request(model: CausalModel, prompt_ids: Sequence[int], feed: Feed, kv
             "a piece of the prompt needs at least one token", piece=feed.piece, next_step="use 1 or more"
         )
     check_kv_mode(kv, model.make_caches(), head_width=model.head_width, no_packed_kv=model.no_packed_kv)
+    if kv.tiling is not None:
+        # Dtype and sinks are known where attention is computed: a forward is laid out up to there, and never evaluated.
+        empty = started(model.make_caches(), replace(kv, start=0, order="from-empty"))
+        model.hidden(mx.array([[prompt_ids[0]]]), empty)

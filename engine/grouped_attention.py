@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.attention import attend
-from engine.cache.protocol import KVCache
+from engine.cache.protocol import KVCache, positions
 from engine.checkpoint import Checkpoint
 from engine.linear import Linear
 from engine.norm import RMSNorm
@@ -123,7 +123,7 @@ class GroupedAttention:
             k_BLKE = self.k_norm(k_BLKE)
         q_BHLE, k_BKLE, v_BKLE = (heads.swapaxes(1, 2) for heads in (q_BLHE, k_BLKE, v_BLKE))
         if self.rope is not None:
-            q_BHLE, k_BKLE = self.rope(q_BHLE, cache.offset), self.rope(k_BKLE, cache.offset)
+            q_BHLE, k_BKLE = self.rope(q_BHLE, positions(cache)), self.rope(k_BKLE, positions(cache))
         mask = cache.mask(L, window=self.window)
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         out_BHLE = attend(q_BHLE, keys, values, scale=self.scale, mask=mask)

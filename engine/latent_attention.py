@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache
+from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.errors import ConfigError
 from engine.latent_layout import split_joint_projection
@@ -230,6 +231,23 @@ def as_latents(cache: Cache) -> PlainCache:
     if not isinstance(cache, PlainCache):
         raise TypeError(f"a layer of latent attention was handed a cache of kind {cache.kind}")
     return cache
+
+
+def as_latents_or_ring(cache: Cache) -> PlainCache | RotatingCache:
+    """As `as_latents`, where a ring will do too.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    return cache if isinstance(cache, RotatingCache) else as_latents(cache)
+
+
+def mask_of(cache: PlainCache | RotatingCache, L: int) -> mx.array | None:
+    """Which of the positions that `append` will give L new ones may see, boolean; None for a single one, which sees all."""
+    mask = cache.mask(L, as_array=True)
+    if isinstance(mask, str):
+        raise TypeError(f"a cache of kind {cache.kind} gave the word {mask} for a matrix")
+    return mask
 
 
 def allowed_positions(L: int, *, before: int) -> mx.array | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -43,6 +43,15 @@ class CausalModel(Protocol):
 
     def logits(self, hidden_BLD: mx.array) -> mx.array:
         """Logits [B, L, V] of hidden states."""
+        ...
+
+
+@runtime_checkable
+class FastCaches(Protocol):
+    """A model that is faster on caches of its own than on those that it makes."""
+
+    def fast_caches(self, caches: Sequence[Cache]) -> tuple[Cache, ...]:
+        """Its own caches in the place of empty ones; any others as they are."""
         ...
 
 

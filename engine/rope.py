@@ -63,8 +63,10 @@ class Rope:
     periods: mx.array | None = None
     gain: float = 1.0
 
-    def __call__(self, x_BHLE: mx.array, offset: int) -> mx.array:
+    def __call__(self, x_BHLE: mx.array, offset: int | mx.array) -> mx.array:
         """Rotate [B, H, L, E] at positions offset..offset+L-1; same shape and dtype.
+
+        The offset is one for all rows, or one a row: int32 [B].
 
         Numerics: angles, sines and cosines in float32, rounded to x's dtype; then two products and a sum, each rounded.
         """

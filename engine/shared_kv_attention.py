@@ -7,14 +7,14 @@ Gemma 3n and Gemma 4 attend so. Source: spec/models.md section 5.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import mlx.core as mx
 
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, Heads, KVCache, as_kv
+from engine.cache.protocol import Cache, Heads, KVCache, PackedHeads, as_kv, positions
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.errors import ConfigError
@@ -71,13 +71,13 @@ class SeenKV:
         keys: All positions that the cache gave out.
         values: Likewise.
         mask: Of the new positions over them.
-        offset: Position of the first new token.
+        offset: Position of the first new token; one a row, [B], in a batch.
     """
 
     keys: Heads
     values: Heads
     mask: Mask
-    offset: int
+    offset: int | mx.array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -196,7 +196,7 @@ class SharedKVAttention:
         heads = (*x_BLD.shape[:2], -1, self.head_width)
         k_BLKE = own.k(x_BLD).reshape(heads)
         v_BLKE = k_BLKE if own.v is None else own.v(x_BLD).reshape(heads)
-        mask, offset = cache.mask(x_BLD.shape[1], window=self.window), cache.offset
+        mask, offset = cache.mask(x_BLD.shape[1], window=self.window), positions(cache)
         k_BKLE = self.rope(own.k_norm(k_BLKE).swapaxes(1, 2), offset)
         v_BKLE = mx.fast.rms_norm(v_BLKE, None, own.value_eps).swapaxes(1, 2)
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
@@ -206,5 +206,13 @@ class SharedKVAttention:
         B, L, _ = x_BLD.shape
         q_BLHE = self.q_norm(self.q(x_BLD).reshape(B, L, -1, self.head_width))
         q_BHLE = self.rope(q_BLHE.swapaxes(1, 2), seen.offset)
-        out_BHLE = attend(q_BHLE, seen.keys, seen.values, scale=1.0, mask=seen.mask)
+        keys, values = (
+            (seen.keys, seen.values) if self.own is not None else (_untiled(seen.keys), _untiled(seen.values))
+        )
+        out_BHLE = attend(q_BHLE, keys, values, scale=1.0, mask=seen.mask)
         return self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))
+
+
+def _untiled(heads: Heads) -> Heads:
+    """The same keys or values, all positions at once: the oracle tiles them in the layer that owns them alone."""
+    return replace(heads, tiling=None) if isinstance(heads, PackedHeads) else heads

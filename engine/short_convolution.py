@@ -55,12 +55,15 @@ class ShortConvolution:
             bias=checkpoint.take(f"{path}.bias", (channels,)) if bias else None,
         )
 
-    def __call__(self, x_BLC: mx.array, state_BPC: mx.array | None) -> tuple[mx.array, mx.array]:
+    def __call__(
+        self, x_BLC: mx.array, state_BPC: mx.array | None, ends: tuple[int, ...] | None = None
+    ) -> tuple[mx.array, mx.array]:
         """Filter L positions.
 
         Args:
             x_BLC: New positions [B, L, C].
             state_BPC: The P = K - 1 positions before them [B, P, C]; None at the beginning, which means zeros.
+            ends: Of the L, how many each row has before right padding, which the next call must not see; None for all.
 
         Returns:
             Filtered channels [B, L, C] in x's dtype, and the last P positions [B, P, C] for the next call.
@@ -77,5 +80,9 @@ class ShortConvolution:
         y_BLC = mx.conv1d(seen_BTC, self.weight, groups=C)
         if self.bias is not None:
             y_BLC = y_BLC + self.bias
-        kept_BPC = mx.contiguous(seen_BTC[:, seen_BTC.shape[1] - before :])  # a copy, so that the rest can be freed
+        if ends is None:
+            kept_BPC = mx.contiguous(seen_BTC[:, seen_BTC.shape[1] - before :])  # a copy, so that the rest can be freed
+        else:
+            last_BP = mx.array(ends)[:, None] + mx.arange(before)
+            kept_BPC = mx.take_along_axis(seen_BTC, last_BP[..., None], axis=1)
         return tap(self.path, y_BLC), kept_BPC

@@ -52,6 +52,8 @@ def scan(
     A_log_H: mx.array,
     D_H: mx.array,
     state_BHEN: mx.array | None,
+    mask_BL: mx.array | None = None,
+    ends: tuple[int, ...] | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Scan L positions.
 
@@ -63,6 +65,8 @@ def scan(
         A_log_H: Logarithm of each head's rate of decay.
         D_H: Factor on the values that bypass the scan.
         state_BHEN: Matrices before these positions [B, H, E, N], float32; None at the beginning, which means zeros.
+        mask_BL: Boolean [B, L]: a position without a token leaves the matrices as they were; None where all have one.
+        ends: Of the L, how many each row has before right padding; None for all.
 
     Returns:
         [B, L, H, E] in x's dtype, and the matrices after these positions.
@@ -71,12 +75,22 @@ def scan(
         rounded to x's dtype; the bypass is a product and a sum in that dtype.
     """
     decay_BLH = steps_BLH * -mx.exp(A_log_H).astype(steps_BLH.dtype)  # its logarithm, never above 0
+    if mask_BL is not None:
+        decay_BLH = decay_BLH * mask_BL[..., None]
     driven_BLHE = steps_BLH[..., None] * x_BLHE
     pieces: list[mx.array] = []
     state = state_BHEN
     for start in range(0, x_BLHE.shape[1], PIECE):
         at = slice(start, start + PIECE)
-        y, state = _scan_piece(driven_BLHE[:, at], write_BLGN[:, at], read_BLGN[:, at], decay_BLH[:, at], state)
+        y, state = _scan_piece(
+            driven_BLHE[:, at],
+            write_BLGN[:, at],
+            read_BLGN[:, at],
+            decay_BLH[:, at],
+            state,
+            mask_BL=None if mask_BL is None else mask_BL[:, at],
+            ends=None if ends is None else tuple(min(max(end - start, 0), PIECE) for end in ends),
+        )
         pieces.append(y.astype(x_BLHE.dtype))
     if state is None:
         raise ValueError("a scan needs at least one position")
@@ -89,6 +103,9 @@ def _scan_piece(
     read_BLGN: mx.array,
     decay_BLH: mx.array,
     state_BHEN: mx.array | None,
+    *,
+    mask_BL: mx.array | None,
+    ends: tuple[int, ...] | None,
 ) -> tuple[mx.array, mx.array]:
     """At most `PIECE` positions at once; float32 results."""
     B, L, H, E = driven_BLHE.shape
@@ -96,12 +113,21 @@ def _scan_piece(
     R = H // G  # heads that share a group
     log_BHL1 = decay_BLH.swapaxes(1, 2)[..., None]
     later_BHLL = mx.tril(mx.broadcast_to(log_BHL1, (B, H, L, L)), -1)  # row i, column j: i's decay if i comes after j
-    between_BHLL = mx.exp(mx.cumsum(later_BHLL, axis=-2))  # what is left at i of what came in at j
+    log_BHLL = mx.cumsum(later_BHLL, axis=-2)
+    if mask_BL is not None:
+        both_B1LL = (mask_BL[:, None] & mask_BL[..., None])[:, None]
+        log_BHLL = mx.where(both_B1LL, log_BHLL, -float("inf"))
+    between_BHLL = mx.exp(log_BHLL)  # what is left at i of what came in at j
     match_BGLL = read_BLGN.swapaxes(1, 2) @ write_BLGN.transpose(0, 2, 3, 1)
     mixing_BHLL = mx.tril(mx.repeat(match_BGLL, R, axis=1) * between_BHLL)
     y_BLHE = (mixing_BHLL @ driven_BLHE.swapaxes(1, 2)).swapaxes(1, 2)
 
-    left_BLH1 = between_BHLL[:, :, -1:].transpose(0, 3, 1, 2)  # at the last position
+    if ends is None:
+        last_BH1L = between_BHLL[:, :, -1:]
+    else:
+        last_B = mx.array([max(end - 1, 0) for end in ends])
+        last_BH1L = mx.take_along_axis(between_BHLL, last_B[:, None, None, None], axis=2)
+    left_BLH1 = last_BH1L.transpose(0, 3, 1, 2)  # at the last position
     taken_BGREL = (driven_BLHE * left_BLH1).transpose(0, 2, 3, 1).reshape(B, G, R, E, L)
     after_BHEN = (taken_BGREL @ write_BLGN.swapaxes(1, 2)[:, :, None]).reshape(B, H, E, N)
     if state_BHEN is not None:

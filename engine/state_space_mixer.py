@@ -12,7 +12,7 @@ from typing import Final
 import mlx.core as mx
 
 from engine.activation import silu, swiglu
-from engine.cache.recurrent import RecurrentCache
+from engine.cache.recurrent import RecurrentCache, without_padding
 from engine.checkpoint import Checkpoint
 from engine.errors import ConfigError
 from engine.linear import Linear
@@ -199,7 +199,8 @@ class StateSpaceMixer:
         sizes = self.heads
         window, matrices = cache.state
         gate, channels, dt_BLH = mx.split(self.into(x_BLD), [sizes.inner, sizes.inner + sizes.channels], axis=-1)
-        mixed, window = self.convolution(channels, window)
+        mask_BL, ends = cache.mask(L), cache.ends(L)
+        mixed, window = self.convolution(without_padding(channels, mask_BL), window, ends)
         x, write, read = mx.split(silu(mixed), [sizes.inner, sizes.inner + sizes.shared], axis=-1)
         y_BLHE, matrices = scan(
             x.reshape(B, L, sizes.heads, sizes.head_width),
@@ -209,6 +210,8 @@ class StateSpaceMixer:
             A_log_H=self.A_log,
             D_H=self.D,
             state_BHEN=matrices,
+            mask_BL=mask_BL,
+            ends=ends,
         )
         y_BLD = y_BLHE.reshape(B, L, sizes.inner)
         gated = swiglu(gate, y_BLD) if self.norm is None else self.norm(y_BLD, gate)

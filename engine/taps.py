@@ -23,6 +23,11 @@ def tap(path: str, value: mx.array) -> mx.array:
     return value
 
 
+def is_watched() -> bool:
+    """Whether somebody watches: what has no taps of its own must then be computed by what has."""
+    return _watcher.get() is not None
+
+
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
     """Call `watcher(path, value)` for every module output until the block ends; the inner of two nested blocks watches."""

@@ -30,8 +30,8 @@ class Oracle:
         lock: File with every distribution of the environment and its hashes.
         pins: Distribution to version on this platform; bits depend on these.
         believed_for: What its goldens prove.
-        from_source: Distributions that have no wheel, each with the CMake arguments of its build. An oracle with any is on
-            demand: nothing builds its environment unless it is named.
+        from_source: Distributions that have no wheel, each with the CMake arguments of its build.
+        on_demand: Nothing builds its environment unless it is named; so is every oracle that is built from source.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Oracle:
     pins: Mapping[str, str]
     believed_for: str
     from_source: Mapping[str, str] = field(default_factory=dict)
+    on_demand: bool = False
 
     @property
     def lock_digest(self) -> str:
@@ -65,8 +66,9 @@ class Oracle:
         wanted = {"version", "entry", "lock", "pins", "believed_for"}
         from_source = raw.get("from_source", {})
         if (
-            set(raw) - {"from_source"} != wanted
+            set(raw) - {"from_source", "on_demand"} != wanted
             or not isinstance(from_source, dict)
+            or not isinstance(raw.get("on_demand", False), bool)
             or not isinstance(raw["pins"], dict)
             or "all" not in raw["pins"]
         ):
@@ -84,6 +86,7 @@ class Oracle:
             pins={**raw["pins"]["all"], **raw["pins"].get(sys.platform, {})},
             believed_for=raw["believed_for"],
             from_source=from_source,
+            on_demand=bool(from_source) or raw.get("on_demand", False),
         )
 
 
@@ -92,11 +95,11 @@ def load_oracles(registry: Path = REGISTRY, *, on_demand: bool = False) -> dict[
 
     Args:
         registry: The table.
-        on_demand: Also those that are built from source, and so only where they are named.
+        on_demand: Also those that are built only where they are named.
     """
     tables = tomllib.loads(registry.read_text(encoding="utf-8"))
     oracles = {name: Oracle.from_toml(name, raw, registry.parent) for name, raw in tables.items()}
-    return {name: oracle for name, oracle in oracles.items() if on_demand or not oracle.from_source}
+    return {name: oracle for name, oracle in oracles.items() if on_demand or not oracle.on_demand}
 
 
 def find_oracle(name: str, registry: Path = REGISTRY) -> Oracle:

@@ -6,18 +6,18 @@ pinned by the golden. Cases are written in `parity/cases/*.toml` alone; `parity.
 
 import re
 from dataclasses import dataclass
-from typing import Final, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
+from parity.batch import Batch
 from parity.errors import CaseError
+from parity.kv import KV, unknown
 from parity.sampling import Sampling
 
 DType = Literal["f32", "bf16", "f16"]
 FeedMode = Literal["whole", "chunked", "tail-split"]
 Tier = Literal["L1", "L2", "L3"]
 
-KV_BITS: Final = (2, 3, 4, 5, 6, 8)
-KV_GROUPS: Final = (32, 64, 128)
-_KV_NAME: Final = re.compile(r"kv(?P<bits>\d+)-g(?P<group>\d+)(?:-s(?P<start>\d+))?")
+__all__ = ["KV", "Case", "DType", "Feed", "FeedMode", "Tier"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Feed:
     def __post_init__(self) -> None:
         """Refuse a chunk where none belongs, or none where one does."""
         if self.mode not in get_args(FeedMode) or (self.mode == "chunked") != (self.chunk is not None):
-            raise _unknown("feed", f"{self.mode}({self.chunk})", "whole, tail-split, chunkN")
+            raise unknown("feed", f"{self.mode}({self.chunk})", "whole, tail-split, chunkN")
         if self.chunk is not None and self.chunk < 1:
-            raise _unknown("feed", f"chunk{self.chunk}", "whole, tail-split, chunkN")
+            raise unknown("feed", f"chunk{self.chunk}", "whole, tail-split, chunkN")
 
     @property
     def name(self) -> str:
@@ -54,43 +54,7 @@ class Feed:
             return cls(mode="whole")
         if name == "tail-split":
             return cls(mode="tail-split")
-        raise _unknown("feed", name, "whole, tail-split, chunkN")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KV:
-    """The KV mode: `fp`, or uniform affine quantisation from a threshold on.
-
-    Attributes:
-        bits: Width of a stored element; None keeps keys and values as computed.
-        group_size: Elements of a head that share a scale and a bias.
-        start: A cache is converted once it holds at least this many tokens (mlx-lm's `quantized_kv_start`).
-    """
-
-    bits: int | None = None
-    group_size: int = 64
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse widths and groups that no cache stores."""
-        if self.bits is not None and (self.bits not in KV_BITS or self.group_size not in KV_GROUPS):
-            raise _unknown("KV mode", self.name, f"fp, or kvB-gG with B in {KV_BITS} and G in {KV_GROUPS}")
-
-    @property
-    def name(self) -> str:
-        """`fp`, `kv8-g64`, or `kv4-g32-s16` where conversion starts at 16 tokens."""
-        if self.bits is None:
-            return "fp"
-        return f"kv{self.bits}-g{self.group_size}" + (f"-s{self.start}" if self.start else "")
-
-    @classmethod
-    def parse(cls, name: str) -> Self:
-        """Read what `name` writes."""
-        if name == "fp":
-            return cls()
-        if match := _KV_NAME.fullmatch(name):
-            return cls(bits=int(match["bits"]), group_size=int(match["group"]), start=int(match["start"] or 0))
-        raise _unknown("KV mode", name, "fp, kv8-g64, kv4-g32-s16")
+        raise unknown("feed", name, "whole, tail-split, chunkN")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +75,7 @@ class Case:
         oracle: Name in `oracles/registry.toml`.
         record: Shell globs over module paths whose outputs are recorded at every step, last position only.
         full_rows: The golden commits its rows in full however long they are, for others to draw from.
+        batch: Of a batch case: the sequences; prompt, forced ids and steps are then those of all, one after the other.
         sampling: Of a sampler case: `num_steps` draws from a few rows, which are rounded to `dtype`; `sampler` names it.
     """
 
@@ -128,6 +93,7 @@ class Case:
     record: tuple[str, ...] = ()
     full_rows: bool = False
     sampling: Sampling | None = None
+    batch: Batch | None = None
 
     def __post_init__(self) -> None:
         """Refuse a case that no runner could run."""
@@ -144,6 +110,26 @@ class Case:
                 forced=len(self.forced_ids),
                 steps=self.num_steps,
                 next_step="make forced_ids as long as num_steps",
+            )
+        if self.kv.tile is not None and not self.kv.lifted and self.dtype == "f32":
+            raise CaseError(
+                f"case {self.name} asks for tiles in float32, which the oracle silently leaves out",
+                kv=self.kv.name,
+                next_step=f"use bf16 or f16, or {self.kv.name}-lifted",
+            )
+
+        if self.batch is not None and (
+            (sum(self.batch.lengths), sum(self.batch.steps)) != (len(self.prompt_ids), self.num_steps)
+            or self.record
+            or self.sampling is not None
+            or (self.batch.fill != "left" and self.feed.mode == "whole")
+        ):
+            raise CaseError(
+                f"case {self.name} does not fit its batch",
+                prompts=f"{len(self.prompt_ids)} tokens for {sum(self.batch.lengths)}",
+                steps=f"{self.num_steps} for {sum(self.batch.steps)}",
+                feed=f"{self.feed.name}, filled {self.batch.fill}",
+                next_step="give the ids and steps of all sequences, and nothing to draw or to record; feed whole fits left",
             )
 
     @property
@@ -176,6 +162,8 @@ class Case:
             fields["full_rows"] = True
         if self.sampling is not None:
             fields["sampling"] = self.sampling.to_json()
+        if self.batch is not None:
+            fields["batch"] = self.batch.to_json()
         return fields
 
     @classmethod
@@ -195,6 +183,8 @@ class Case:
             values["record"] = tuple(values["record"])  # type: ignore[arg-type]
             if "sampling" in values:
                 values["sampling"] = Sampling.from_json(values["sampling"])  # type: ignore[arg-type]
+            if "batch" in values:
+                values["batch"] = Batch.from_json(values["batch"])  # type: ignore[arg-type]
             return cls(**values)  # type: ignore[arg-type]
         except (KeyError, TypeError) as error:
             raise CaseError(
@@ -203,7 +193,3 @@ class Case:
                 reason=error,
                 next_step="compare its fields with parity/case.py",
             ) from error
-
-
-def _unknown(kind: str, name: str, known: str) -> CaseError:
-    return CaseError(f"unknown {kind} {name!r}", known=known, next_step="correct it in parity/cases/*.toml")

@@ -17,9 +17,10 @@ from typing import Any, Final, NoReturn
 
 from engine.errors import EngineError
 from parity.errors import AssayError, UsageError
-from parity.verbs import bench, cases, check, diff, generate, models, oracles, record
+from parity.examples import told
+from parity.verbs import bench, cases, check, diff, explain, generate, models, mutate, oracles, record, report, sweep
 
-VERBS: Final = (models, oracles, cases, record, check, diff, bench, generate)
+VERBS: Final = (models, oracles, cases, record, check, explain, diff, sweep, mutate, bench, report, generate)
 _CHOICE: Final = re.compile(r"invalid choice: '(?P<given>[^']*)' \(choose from (?P<known>.*)\)")
 
 
@@ -81,11 +82,27 @@ class _Version(argparse.Action):
         raise SystemExit(0)
 
 
+class _Completion(argparse.Action):
+    """Print what a shell needs to complete the command line."""
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> NoReturn:
+        import shtab  # noqa: PLC0415 - one call in a lifetime needs it
+
+        print(shtab.complete(parser, str(shell)))  # noqa: T201
+        raise SystemExit(0)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="assay", description="Bit-for-bit parity testing of MLX language-model engines against golden oracles."
+        prog="assay",
+        description="Bit-for-bit parity testing of MLX language-model engines against golden oracles.",
+        epilog=told(tuple(verb.__name__.rpartition(".")[2] for verb in VERBS)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument(
+        "--completion", action=_Completion, choices=("bash", "zsh", "tcsh"), help="print completions for a shell"
+    )
     parser.set_defaults(json=False)
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:

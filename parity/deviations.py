@@ -3,6 +3,10 @@
 Guarantees: an entry only ever turns DIFFERENT into KNOWN_DEVIATION, and IDENTICAL into FIXED, which fails; no other
 verdict changes. An entry that no case matches fails the gate, so the list cannot outlive its reasons. Faults of the
 engine have no place here: they are mended.
+
+The same file holds facts about oracles that excuse nothing: where one departs from a config, from its own documentation or from
+the published model, and the engine with it, because L1 is the oracle. Each has a small run of the oracle alone that shows it
+(`python -m oracles.facts`), and fails there once it no longer holds.
 """
 
 import tomllib
@@ -10,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from parity.errors import CaseError
 from parity.verdict import Status, Verdict
@@ -42,22 +46,52 @@ class Deviation:
         return fnmatchcase(name, self.pattern)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleFact:
+    """What an oracle is known to do otherwise than it should.
+
+    Attributes:
+        name: Of the function or entry in `oracles/<oracle>/facts.py` that shows it.
+        oracle: Name in `oracles/registry.toml`.
+        version: In which it was reproduced; another one in the registry makes the fact stale.
+        side: Who is wrong: the oracle, or mlx below it.
+        what: What is computed.
+        right: What should be.
+        link: Where it was reported; `not reported` where it was not.
+    """
+
+    name: str
+    oracle: str
+    version: str
+    side: Side
+    what: str
+    right: str
+    link: str
+
+
 def load_deviations(file: Path = DEVIATIONS) -> tuple[Deviation, ...]:
     """Read the list.
 
     Raises:
         CaseError: It is not TOML, or an entry has a field too many, too few, empty or of another kind.
     """
-    try:
-        raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CaseError(
-            "the list of deviations cannot be read", file=file.name, reason=error, next_step=_MEND
-        ) from error
-    entries = raw.pop("deviation", [])
-    if raw or not isinstance(entries, list):
-        raise _wrong(file, "top level", f"unknown {', '.join(raw)}" if raw else "write [[deviation]] tables")
-    return tuple(_parse(file, number, entry) for number, entry in enumerate(entries, 1))
+    entries, _ = _read(file)
+    return tuple(Deviation(**_checked(file, "deviation", Deviation, n, entry)) for n, entry in enumerate(entries, 1))
+
+
+def load_oracle_facts(file: Path = DEVIATIONS) -> tuple[OracleFact, ...]:
+    """Read what is known of the oracles.
+
+    Raises:
+        CaseError: As `load_deviations`; or two facts of an oracle have one name.
+    """
+    _, entries = _read(file)
+    facts = [OracleFact(**_checked(file, "oracle_fact", OracleFact, n, entry)) for n, entry in enumerate(entries, 1)]
+    names = [(fact.oracle, fact.name) for fact in facts]
+    for number, name in enumerate(names, 1):
+        if name in names[: number - 1]:
+            raise _wrong(file, f"[[oracle_fact]] {number}", f"{name[0]} has two facts named {name[1]}")
+    return tuple(facts)
 
 
 def apply(deviations: Iterable[Deviation], verdict: Verdict) -> Verdict:
@@ -109,9 +143,27 @@ def unmatched(deviations: Iterable[Deviation], names: Iterable[str]) -> tuple[Ve
 _MEND: Final = "correct it in parity/deviations.toml"
 
 
-def _parse(file: Path, number: int, entry: object) -> Deviation:
-    table = f"[[deviation]] {number}"
-    names = {field.name for field in fields(Deviation)}
+def _read(file: Path) -> tuple[list[object], list[object]]:
+    """The entries of the two kinds, as they stand."""
+    try:
+        raw = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CaseError(
+            "the list of deviations cannot be read", file=file.name, reason=error, next_step=_MEND
+        ) from error
+    deviations, facts = raw.pop("deviation", []), raw.pop("oracle_fact", [])
+    if raw or not isinstance(deviations, list) or not isinstance(facts, list):
+        reason = f"unknown {', '.join(raw)}" if raw else "write [[deviation]] and [[oracle_fact]] tables"
+        raise _wrong(file, "top level", reason)
+    return deviations, facts
+
+
+def _checked(
+    file: Path, kind: str, wanted: type[Deviation] | type[OracleFact], number: int, entry: object
+) -> dict[str, Any]:
+    """An entry with just the fields of its kind, each a sentence."""
+    table = f"[[{kind}]] {number}"
+    names = {field.name for field in fields(wanted)}
     if not isinstance(entry, dict) or set(entry) != names:
         found = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
         raise _wrong(file, table, f"fields {found} where {sorted(names)} belong")
@@ -119,7 +171,7 @@ def _parse(file: Path, number: int, entry: object) -> Deviation:
         raise _wrong(file, table, f"{', '.join(empty)} must be a sentence")
     if entry["side"] not in get_args(Side):
         raise _wrong(file, table, f"side {entry['side']!r} is neither oracle nor mlx: faults of the engine are mended")
-    return Deviation(**entry)
+    return entry
 
 
 def _wrong(file: Path, table: str, reason: str) -> CaseError:

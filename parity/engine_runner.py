@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,12 +19,13 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache.convert import KVMode
 from engine.generate import Feed, Picker, forced, greedy, steps
 from engine.model import CausalModel, open_model
 from engine.taps import watching
 from parity import case as cases
-from parity.errors import CaseError, UsageError
+from parity.batch_engine import run_batch_case
+from parity.engine_kv import engine_mode
+from parity.errors import CaseError, UsageError, lay_out
 from parity.home import assay_home
 from parity.logit_rows import generated_rows, rounded
 from parity.provenance import Provenance
@@ -59,6 +62,10 @@ class EngineRunner:
         if case.sampling is not None:
             return run_sampler_case(case, case.sampling, self._rows(case, case.sampling, snapshot))
         model = self._model(snapshot, case.dtype)
+        if case.batch is not None:
+            return run_batch_case(
+                case, case.batch, model, feed=_feed(case.feed), kv=engine_mode(case.kv), to_tensor=to_tensor
+            )
         tensors: dict[str, Tensor] = {}
         watched: dict[str, mx.array] = {}
 
@@ -68,14 +75,15 @@ class EngineRunner:
 
         picked: list[int] = []
         kinds: tuple[str, ...] = ()
-        with watching(watch):
+        # nobody watches where nothing is to be recorded: a fused step has no activations to show
+        with watching(watch) if case.record else nullcontext():
             for step in steps(
                 model,
                 case.prompt_ids,
                 num_steps=case.num_steps,
                 pick=_picker(case),
                 feed=_feed(case.feed),
-                kv=KVMode(bits=case.kv.bits, group_size=case.kv.group_size, start=case.kv.start),
+                kv=engine_mode(case.kv),
             ):
                 for path, value in watched.items():
                     tensors[activation_name(step.index, path)] = to_tensor(value[:, -1])
@@ -88,9 +96,7 @@ class EngineRunner:
 
     def provenance(self) -> Provenance:
         """What the engine's bits rest on."""
-        if self.kernels is None:
-            return self._provenance
-        switches = {**self._provenance.switches, KERNELS: self.kernels.used}
+        switches = {**self._provenance.switches, KERNELS: kernels_used(self.kernels)}
         return replace(self._provenance, switches=dict(sorted(switches.items())))
 
     @cached_property
@@ -114,43 +120,63 @@ class EngineRunner:
             self._models.clear()  # one at a time: a gate goes through a snapshot's cases in a row
             model = open_model(snapshot.path, dtype=dtype)
             self._models[key] = (
-                model if self.kernels is None else self.kernels.put_into(model, name=_weights_name(snapshot, dtype))
+                model if self.kernels is None else self.kernels.put_into(model, name=weights_name(snapshot, dtype))
             )
         return self._models[key]
 
 
-def chosen_kernels() -> "Kernels | None":
-    """What `ASSAY_KERNELS` asks for: None for `plain`, which is the default.
+def chosen_kernels(say: Callable[[str], None] | None = None) -> "Kernels | None":
+    """What `ASSAY_KERNELS` asks for, by default the highest level; None for `plain`.
+
+    Args:
+        say: Takes the one message where kernels turn out not to be used; standard error by default.
+
+    Returns:
+        None also where the compiler of the kernels is not installed and no level was asked for; that is said.
 
     Raises:
-        UsageError: It names no level, or one whose compiler is not installed.
+        UsageError: The variable names no level, or one whose compiler is not installed.
     """
-    level = os.environ.get(KERNELS, "plain")
-    if level == "plain":
+    say, asked = say or say_on_stderr, os.environ.get(KERNELS)
+    if asked == "plain":
         return None
-    if level != "linear":
+    try:
+        from engine.kernels.level import LEVELS, Kernels  # noqa: PLC0415 - brings a compiler that plain does not need
+    except ModuleNotFoundError as error:
+        if asked is not None:
+            raise UsageError(
+                f"{KERNELS}={asked} needs a package that is not installed",
+                missing=error.name,
+                next_step=f"make setup, or unset {KERNELS}",
+            ) from error
+        facts: dict[str, object] = {
+            "missing": error.name,
+            "instead": "plain mlx operations",
+            "next": f"make setup, or {KERNELS}=plain",
+        }
+        say(lay_out("kernels need a package that is not installed", facts))
+        return None
+    if asked is not None and asked not in LEVELS:
         raise UsageError(
             f"{KERNELS} names no level of kernels",
-            found=level,
-            known="plain, linear",
+            found=asked,
+            known=", ".join(("plain", *LEVELS)),
             next_step=f"unset {KERNELS}, or set it to one of these",
         )
-    try:
-        from engine.kernels.level import Kernels  # noqa: PLC0415 - brings a compiler that plain operations do not need
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"{KERNELS}={level} needs a package that is not installed",
-            missing=error.name,
-            next_step=f"make setup, or unset {KERNELS}",
-        ) from error
-    return Kernels(folder=assay_home() / "kernels", say=_say)
+    return Kernels(folder=assay_home() / "kernels", say=say, level=asked or LEVELS[-1])
 
 
-def _say(message: str) -> None:
+def kernels_used(kernels: "Kernels | None") -> str:
+    """What provenance calls a choice: the level, or `plain` with the reason."""
+    return "plain" if kernels is None else kernels.used
+
+
+def say_on_stderr(message: str) -> None:
+    """Print a message where results are not."""
     sys.stderr.write(f"{message}\n")
 
 
-def _weights_name(snapshot: Snapshot, dtype: str) -> str:
+def weights_name(snapshot: Snapshot, dtype: str) -> str:
     """What a model is known by: a digest over the snapshot's files and the dtype."""
     return hashlib.sha256(json.dumps([dtype, sorted(snapshot.files.items())]).encode()).hexdigest()[:32]
 

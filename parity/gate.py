@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Final
 
 from engine.errors import EngineError
 from parity import row_store
@@ -30,6 +31,7 @@ from parity.trace import Runner, Trace
 from parity.verdict import Status, Verdict
 
 RunnerFactory = Callable[[], Runner]
+A_FORWARD: Final = 10_000_000  # bytes of weights that are read while a forward of a tiny model is dispatched
 OnVerdict = Callable[[int, int, Verdict], None]
 
 
@@ -169,7 +171,7 @@ def _judged(task: Task, runner_factory: RunnerFactory) -> Verdict:
     golden = Golden.load(file)
     provenance = _provenance(runner_factory)
     if stale := staleness(case, golden, snapshot=task.snapshot, provenance=provenance):
-        return stale
+        return replace(stale, judged=provenance, believed=golden.provenance)
     trace = run_case(_runner(runner_factory), case, task.snapshot, task.traces)
     with warnings.catch_warnings(record=True, category=row_store.RowStoreWarning) as told:
         warnings.simplefilter("always", row_store.RowStoreWarning)
@@ -177,7 +179,8 @@ def _judged(task: Task, runner_factory: RunnerFactory) -> Verdict:
         verdict = judge(case, golden, trace, snapshot=task.snapshot, provenance=provenance, stored_rows=rows)
     if told:
         verdict = replace(verdict, facts={**verdict.facts, "rows": "\n".join(str(w.message) for w in told)})
-    return verdict
+    used = _runner(runner_factory).provenance()  # known only now: a model may have refused the kernels
+    return replace(verdict, judged=used, believed=golden.provenance)
 
 
 @cache
@@ -267,4 +270,9 @@ def _model(task: Task) -> tuple[str, str]:
 
 
 def _cost(task: Task) -> int:
-    return len(task.case.prompt_ids) + 4 * task.case.num_steps
+    """Tokens times what one costs: the bytes of the model, and as much again as a tiny model's forward takes beside them."""
+    tokens = len(task.case.prompt_ids) + 4 * task.case.num_steps
+    if task.case.sampling is not None:
+        return tokens * A_FORWARD
+    weights = (task.snapshot.path / name for name in task.snapshot.files if name.endswith(".safetensors"))
+    return tokens * (A_FORWARD + sum(file.stat().st_size for file in weights if file.exists()))

@@ -15,11 +15,12 @@ from parity.compare import TensorDiff, kind, ulp_distance
 from parity.distribution import RowDistance, top1_described
 from parity.golden import Golden
 from parity.provenance import Provenance
+from parity.row_difference import RowDifference
 from parity.sampled_trace import UNIFORMS, XTC_UNIFORMS
 from parity.sketch import gather, strided_ids, top_ids
 from parity.snapshot import Snapshot
 from parity.tensor import FLOATS, Tensor
-from parity.trace import TOKEN_IDS, Trace
+from parity.trace import TOKEN_IDS, Trace, logits_name
 from parity.verdict import Status, Verdict
 
 RowSource = Callable[[], Mapping[str, Tensor] | None]
@@ -161,7 +162,7 @@ def _different(
     else:
         first_step = (diffs[first].first or (0,))[0]
     shown = logits or first
-    facts: dict[str, object] = {"step": f"{first_step} of {case.num_steps}"}
+    facts: dict[str, object] = {"step": f"{first_step} of {case.num_steps}", **_of_batch(case, first_step)}
     where = "" if "/" not in shown or _step(shown) == first_step else f"{shown} "
     if shown == TOKEN_IDS:
         facts["first"] = f"expected {golden.token_ids[at]}, actual {trace.token_ids[at]}"
@@ -186,13 +187,35 @@ def _different(
         status=Status.DIFFERENT,
         what=f"{subject} of {case.name} are not bit-identical to {oracle_name(golden)}",
         facts=facts,
-        next_step=f"assay check '{case.name}' --traces traces, then assay diff",
+        next_step=_explained(case),
         model_type=snapshot.config.get("model_type"),
         differing=differing,
         diffs=diffs,
         first_step=first_step,
         earliest=activation.split("/", 2)[2] if activation else None,
+        rows=_rows(golden, trace, tensors) if logits else (),
     )
+
+
+def _explained(case: Case) -> str:
+    """The command that looks further; modules are watched in a case of one sequence that has a model."""
+    if case.sampling is None and case.batch is None:
+        return f"assay explain '{case.name}'"
+    return f"assay check '{case.name}' --traces traces, then assay diff"
+
+
+def _rows(golden: Golden, trace: Trace, tensors: Mapping[str, Tensor]) -> tuple[RowDifference, ...]:
+    """Every row of logits on both sides, as far as the expected bits are at hand."""
+    rows = []
+    for step in range(golden.case.num_rows):
+        name, actual = logits_name(step), trace.logits(step)
+        if actual.shape[0] != 1:
+            continue  # several sequences side by side: no one distribution
+        if name in tensors or golden.digests[name] == actual.digest:
+            rows.append(RowDifference.of(step, tensors.get(name, actual), actual))
+        elif golden.form == "sketch":
+            rows.append(RowDifference.against_sketch(step, golden.tensors, actual))
+    return tuple(rows)
 
 
 def _against_sketch(golden: Golden, actual: Tensor, step: int) -> str:
@@ -210,6 +233,14 @@ def _against_sketch(golden: Golden, actual: Tensor, step: int) -> str:
         text += f", at most {int(ulp_distance(want[differ], got[differ]).max())} ULP"
     best = sampled["top_values"].values()[step]
     return f"{text}; {top1_described(int(tops[0]), int(top_ids(actual, 1)[0]), float(best[0] - best[1]))}"
+
+
+def _of_batch(case: Case, row: int) -> dict[str, object]:
+    """Of a batch case: whose row it is, and which of its own."""
+    if case.batch is None:
+        return {}
+    sequence, step = case.batch.place(row)
+    return {"sequence": f"{sequence} of {len(case.batch.steps)}, its step {step}"}
 
 
 def _drawn(golden: Golden, trace: Trace, at: int, batch: int) -> dict[str, object]:

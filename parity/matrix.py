@@ -23,6 +23,7 @@ from typing import Any, Final, cast, get_args
 
 import numpy as np
 
+from parity.batch_matrix import batch_cases, read_plans
 from parity.case import KV, Case, DType, Feed, Tier
 from parity.case_table import count, mend, one_of, only, strings, wrong
 from parity.errors import CaseError, UsageError
@@ -138,11 +139,11 @@ def _toml(file: Path) -> dict[str, Any]:
 
 def _read(file: Path) -> list[tuple[Case, Place]]:
     raw = _toml(file)
-    only(file, "top level", raw, ("prompt", "forced", "matrix", "options", "sampler"))
+    only(file, "top level", raw, ("prompt", "forced", "matrix", "options", "sampler", "plan", "batch"))
     prompts = _prompts(file, "prompt", raw.get("prompt", {}))
     forced = _prompts(file, "forced", raw.get("forced", {}))
     tables = raw.get("matrix", [])
-    if not isinstance(tables, list) or not tables:
+    if not isinstance(tables, list) or not (tables or raw.get("batch")):
         raise wrong(file, "top level", "matrix", "at least one [[matrix]] table is needed")
     if stray := sorted(set(forced) - set(prompts)):
         raise wrong(file, f"[forced.{stray[0]}]", stray[0], "no prompt of this name")
@@ -151,6 +152,7 @@ def _read(file: Path) -> list[tuple[Case, Place]]:
         placed += [(case, place) for case in _multiply(file, place, table, prompts, forced)]
     used = {name for table in tables for name in table["prompt"]}
     placed += _samplers(file, raw, prompts, used)
+    placed += _batches(file, raw)
     if idle := sorted(set(prompts) - used):
         raise wrong(file, f"[prompt.{idle[0]}]", idle[0], "no [[matrix]] uses this prompt")
     return placed
@@ -161,6 +163,20 @@ def _places(file: Path, kind: str, tables: list[Any]) -> list[tuple[Place, Any]]
     text = file.read_text(encoding="utf-8").splitlines()
     lines = [n for n, line in enumerate(text, 1) if re.match(rf"\s*\[\[\s*{kind}\s*\]\]", line)]
     return [(Place(file=file.name, line=lines[n] if n < len(lines) else 1), table) for n, table in enumerate(tables)]
+
+
+def _batches(file: Path, raw: Mapping[str, Any]) -> list[tuple[Case, Place]]:
+    """The batch cases of a file."""
+    tables, plans = raw.get("batch", []), read_plans(file, raw)
+    if not isinstance(tables, list):
+        raise wrong(file, "top level", "batch", "[[batch]] tables belong here")
+    placed = []
+    for place, table in _places(file, "batch", tables):
+        label = f"[[batch]] at line {place.line}"
+        placed += [(case, place) for case in batch_cases(file, label, table, plans, random_ids)]
+    if idle := sorted(set(plans) - {name for table in tables for name in table["plan"]}):
+        raise wrong(file, f"[plan.{idle[0]}]", idle[0], "no [[batch]] uses this plan")
+    return placed
 
 
 def _samplers(

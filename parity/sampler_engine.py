@@ -1,6 +1,7 @@
 """The reference engine on a sampler case: rows in, ids and the randomness behind them out.
 
 Guarantees: every draw goes through `engine.sampling` as in generation; nothing here chooses a token, and nothing judges one.
+What `engine.sampling` says is the same for every draw from equal rows (`ready`) is computed once for them.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 from engine.sampling import optiq_chain
 from engine.sampling.categorical import uniforms_behind
-from engine.sampling.chain import Chain, sample
+from engine.sampling.chain import Chain, draw_ready, ready, sample
 from engine.sampling.keys import SequentialKeys
 from engine.sampling.processors import Processing, process
 from engine.sampling.rows import check_rows, log_probabilities
@@ -44,17 +45,29 @@ def run_sampler_case(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> 
     keys = SequentialKeys.of(sampling.seed)
     histories = [list(case.prompt_ids) for _ in range(sampling.batch)]
     ids, uniforms, xtc_uniforms = [], [], []
-    for step in range(case.num_steps):
-        chosen = [arrays[(step + element) % len(arrays)] for element in range(sampling.batch)]
+    repeats = not chain.xtc_probability and chain.temperature > 0 and not processing.looks_back
+    known: dict[int, mx.array] = {}  # what is drawn from, by the first of the rows
+
+    def logprobs_of(first: int) -> mx.array:
+        chosen = [arrays[(first + element) % len(arrays)] for element in range(sampling.batch)]
         logits_BV = mx.concatenate(
             [process(row, history, processing) for row, history in zip(chosen, histories, strict=True)]
         )
         check_rows(logits_BV)
+        return log_probabilities(logits_BV)
+
+    for step in range(case.num_steps):
+        first = step % len(arrays)
         used, _ = keys.take(chain.num_keys)  # a source is a value: the chain takes the same keys
-        ids_B, keys = sample(log_probabilities(logits_BV), chain, keys)
+        if not repeats:
+            ids_B, keys = sample(logprobs_of(first), chain, keys)
+        else:
+            if first not in known:
+                known[first] = ready(logprobs_of(first), chain)
+            ids_B, keys = draw_ready(known[first], keys)
         ids.append(np.array(ids_B))
         if used:
-            uniforms.append(np.array(uniforms_behind(ids_B, logits_BV.shape[1], used[-1])))
+            uniforms.append(np.array(uniforms_behind(ids_B, rows[0].shape[-1], used[-1])))
         if len(used) > 1:
             xtc_uniforms.append(np.array(mx.random.uniform(key=used[0])))
         for history, token in zip(histories, ids[-1].tolist(), strict=True):
@@ -73,11 +86,18 @@ def _run_optiq(case: Case, sampling: Sampling, rows: Sequence[Tensor]) -> Trace:
     arrays = [_array(row) for row in rows]
     keys = SequentialKeys.of(sampling.seed)
     ids, uniforms = [], []
+    known: dict[int, mx.array] = {}  # what is drawn from, by row
     for step in range(case.num_steps):
-        logits_BV = arrays[step % len(arrays)]
+        row = step % len(arrays)
+        logits_BV = arrays[row]
         check_rows(logits_BV)
         used, _ = keys.take(0 if sampling.greedy else 1)  # a source is a value: the chain takes the same key
-        ids_B, keys = optiq_chain.sample(logits_BV, chain, keys)
+        if sampling.greedy:
+            ids_B, keys = optiq_chain.sample(logits_BV, chain, keys)
+        else:
+            if row not in known:
+                known[row] = optiq_chain.ready(logits_BV, chain)
+            ids_B, keys = optiq_chain.draw_ready(known[row], keys)
         ids.append(np.array(ids_B))
         if used:
             uniforms.append(np.array(mx.random.uniform(shape=logits_BV.shape, key=used[0]))[0, ids[-1]])

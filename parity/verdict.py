@@ -12,6 +12,8 @@ from typing import Final
 from parity.case import Case
 from parity.compare import TensorDiff
 from parity.errors import lay_out
+from parity.provenance import Provenance
+from parity.row_difference import RowDifference
 
 
 class Status(Enum):
@@ -49,6 +51,9 @@ class Verdict:
         first_step: Step of the first differing tensor, counted from 0 as in `logits/0`.
         earliest: Module path of the first recorded activation that differs.
         cause: `tie`, `rounding`, `logic` or `unknown` with its evidence, once someone has looked.
+        rows: Of a difference, every row of logits on both sides, by step.
+        judged: Provenance of the run that was judged, where one took place.
+        believed: Provenance of the golden it was judged by.
     """
 
     name: str
@@ -63,6 +68,9 @@ class Verdict:
     first_step: int | None = None
     earliest: str | None = None
     cause: str | None = None
+    rows: tuple[RowDifference, ...] = ()
+    judged: Provenance | None = None
+    believed: Provenance | None = None
 
     @property
     def passes(self) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.cache.protocol import Cache
+from engine.cache.protocol import Cache, check_trim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,6 +31,20 @@ class CacheGroup:
     def arrays(self) -> tuple[mx.array, ...]:
         """All members' arrays."""
         return tuple(array for member in self.members for array in member.arrays)
+
+    @property
+    def trimmable(self) -> bool:
+        """Where every member is."""
+        return all(member.trimmable for member in self.members)
+
+    def trim(self, n: int) -> "CacheGroup":
+        """The group with every member without its last `n` tokens.
+
+        Raises:
+            RequestError: A member is not trimmable, or holds fewer.
+        """
+        check_trim(self, n)
+        return replace(self, members=tuple(member.trim(n) for member in self.members))
 
     def replaced(self, *members: Cache) -> "CacheGroup":
         """The group with new members, as many as before."""

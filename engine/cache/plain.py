@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.cache.protocol import growing_mask, grown
+from engine.cache.protocol import check_trim, growing_mask, grown
 from engine.mask import Mask
 
 
@@ -45,3 +45,17 @@ class PlainCache:
     def mask(self, L: int, *, window: int | None = None, as_array: bool = False) -> Mask:
         """The mask of L new positions over all so far."""
         return growing_mask(L, offset=self.offset, window=window, as_array=as_array)
+
+    @property
+    def trimmable(self) -> bool:
+        """Always."""
+        return True
+
+    def trim(self, n: int) -> "PlainCache":
+        """The cache without its last `n` tokens.
+
+        Raises:
+            RequestError: It holds fewer.
+        """
+        check_trim(self, n)
+        return replace(self, offset=self.offset - n)

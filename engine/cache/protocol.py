@@ -1,13 +1,28 @@
 """What every cache offers to a layer and to the loop, and how a buffer of positions grows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, runtime_checkable
+from typing import Final, Protocol, Self, cast, runtime_checkable
 
 import mlx.core as mx
 
+from engine.errors import RequestError
 from engine.mask import Mask, causal_matrix
 
 SLAB = 256  # positions by which a buffer grows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiling:
+    """How attention over packed keys goes through its positions: in tiles (`engine.tiled_attention`).
+
+    Attributes:
+        size: Positions a tile.
+        lifted: Queries in float32 are tiled too; the oracle as it is released tiles 16-bit ones alone.
+    """
+
+    size: int = 512
+    lifted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -20,6 +35,7 @@ class PackedHeads:
         biases: [B, K, T, E / group_size].
         bits: Width of an element.
         group_size: Elements that share a scale and a bias.
+        tiling: Tiles in which a query goes through them; None for all positions at once.
     """
 
     weight: mx.array
@@ -27,9 +43,19 @@ class PackedHeads:
     biases: mx.array
     bits: int
     group_size: int
+    tiling: Tiling | None = None
 
 
-Heads = mx.array | PackedHeads
+@runtime_checkable
+class CodedHeads(Protocol):
+    """Keys in a code of their own, which know how queries attend to them (`engine.turboquant`)."""
+
+    def attend(self, q_BHLE: mx.array, values: "Heads", *, scale: float, mask: Mask) -> mx.array:
+        """softmax(scale * q k^T + mask) v, [B, H, L, E] in q's dtype."""
+        ...
+
+
+Heads = mx.array | PackedHeads | CodedHeads
 
 
 class Cache(Protocol):
@@ -48,6 +74,34 @@ class Cache(Protocol):
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """All arrays that it holds, for evaluation and for counting bytes."""
+        ...
+
+    @property
+    def trimmable(self) -> bool:
+        """Whether its last tokens can be forgotten: nothing that they replaced is lost."""
+        ...
+
+    def trim(self, n: int) -> Self:
+        """The cache without its last `n` tokens; appending them again gives the bits of a cache that never lost them.
+
+        Raises:
+            RequestError: It is not trimmable, or holds fewer tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A cache whose rows have positions of their own."""
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        ...
+
+    @property
+    def row_offsets(self) -> tuple[int, ...]:
+        """Position of each row's next token; below 0 while the row is still in its left padding."""
         ...
 
 
@@ -70,15 +124,75 @@ class KVCache(Cache, Protocol):
         ...
 
 
+@runtime_checkable
+class StandIn(Protocol):
+    """A cache that stands for one of another kind, and holds the same bits elsewhere."""
+
+    def plain(self) -> Cache:
+        """The cache that it stands for."""
+        ...
+
+
+def settled(caches: Sequence[Cache]) -> tuple[Cache, ...]:
+    """Caches without stand-ins: for whoever looks into a cache, such as packing or saving."""
+    return tuple(cache.plain() if isinstance(cache, StandIn) else cache for cache in caches)
+
+
 def as_kv(cache: Cache) -> KVCache:
     """The same cache, known to hold keys and values.
 
     Raises:
         TypeError: It does not; the family handed a layer the wrong kind.
     """
-    if not isinstance(cache, KVCache):
+    if not _offers(cache, KVCache):
         raise TypeError(f"a layer of attention was handed a cache of kind {cache.kind}")
-    return cache
+    return cast("KVCache", cache)
+
+
+def positions(cache: Cache) -> int | mx.array:
+    """Position of the next token, as a rotation takes it: one for all, or one a row, int32 [B], in a batch."""
+    return mx.array(cast("Batched", cache).row_offsets) if _offers(cache, Batched) else cache.offset
+
+
+_KNOWN: Final[dict[tuple[type, type], bool]] = {}
+
+
+def _offers(cache: Cache, protocol: type) -> bool:
+    """`isinstance`, asked once for each class: what a cache offers is up to its class, and every layer of every step asks."""
+    key = (type(cache), protocol)
+    if key not in _KNOWN:
+        _KNOWN[key] = isinstance(cache, protocol)
+    return _KNOWN[key]
+
+
+def check_trim(cache: Cache, n: int, *, held: int | None = None) -> None:
+    """Refuse to forget what a cache cannot forget.
+
+    Args:
+        cache: Any kind.
+        n: Tokens to forget.
+        held: Tokens that it can lose at most; its offset by default.
+
+    Raises:
+        RequestError: It is not trimmable, or `n` is below 0 or above `held`.
+    """
+    held = cache.offset if held is None else held
+    if not cache.trimmable and n:
+        raise RequestError(
+            "the cache cannot forget its last tokens",
+            kind=cache.kind,
+            tokens=n,
+            reason="what they replaced is gone",
+            next_step="keep the cache as it was before them, or compute it again",
+        )
+    if not 0 <= n <= held:
+        raise RequestError(
+            "the cache does not hold as many tokens as it is to forget",
+            kind=cache.kind,
+            holds=held,
+            tokens=n,
+            next_step=f"forget 0 to {held}",
+        )
 
 
 def grown(buffer: mx.array | None, used: int, new_BKLE: mx.array) -> mx.array:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from engine.cache.protocol import SLAB
+from engine.cache.protocol import SLAB, check_trim
 from engine.mask import Mask, causal_matrix
 
 
@@ -73,6 +73,26 @@ class RotatingCache:
         size = min(self.offset + 1, self.max_size)
         return mx.roll(mx.arange(size) >= size - window, at + 1)
 
+    @property
+    def trimmable(self) -> bool:
+        """While it has not come round: a position that is overwritten is lost."""
+        return self.offset < self.max_size
+
+    def trim(self, n: int) -> "RotatingCache":
+        """The cache without its last `n` tokens.
+
+        Raises:
+            RequestError: It has come round, or holds fewer.
+        """
+        check_trim(self, n)
+        return replace(self, offset=self.offset - n, index=self.index - n)
+
+    def straight(self) -> tuple[mx.array, mx.array] | None:
+        """Keys and values that it holds, oldest first after the kept ones; None while empty."""
+        if self.keys is None or self.values is None:
+            return None
+        return self._straightened(self.keys), self._straightened(self.values)
+
     def _written(self, *new: mx.array) -> tuple[int, tuple[mx.array, ...]]:
         """Buffers with one position written, and the index after it."""
         index = self.index
@@ -99,14 +119,17 @@ class RotatingCache:
         """The ring in temporal order, cut so that the oldest new query still sees its window, then the new positions."""
         if old is None:
             return new
-        if self.index < old.shape[2]:
-            if self.index < self.offset:
-                old = mx.concatenate(
-                    [old[:, :, : self.keep], old[:, :, self.index :], old[:, :, self.keep : self.index]], axis=2
-                )
-            else:
-                old = old[:, :, : self.index]
+        old = self._straightened(old)
         return mx.concatenate([self._without(old, old.shape[2] - self.max_size + 1), new], axis=2)
+
+    def _straightened(self, old: mx.array) -> mx.array:
+        if self.index == old.shape[2]:
+            return old
+        if self.index < self.offset:
+            return mx.concatenate(
+                [old[:, :, : self.keep], old[:, :, self.index :], old[:, :, self.keep : self.index]], axis=2
+            )
+        return old[:, :, : self.index]
 
     def _without(self, buffer: mx.array, count: int) -> mx.array:
         """`buffer` less its `count` oldest positions after the kept ones."""

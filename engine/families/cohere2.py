@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
@@ -152,8 +152,8 @@ class Attention:
         )
         mask = cache.mask(L, window=self.window)
         if self.rope is not None:
-            q_BHLE = self.rope(q_BHLE, cache.offset)
-            k_BKLE = self.rope(k_BKLE, cache.offset)
+            q_BHLE = self.rope(q_BHLE, positions(cache))
+            k_BKLE = self.rope(k_BKLE, positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         wide = q_BHLE.astype(mx.float32) if q_BHLE.dtype == mx.float16 else q_BHLE
         out_BHLE = attend(wide, keys, values, scale=self.head_width**-0.5, mask=mask).astype(q_BHLE.dtype)
@@ -233,7 +233,7 @@ class Model:
 
     @property
     def no_packed_kv(self) -> str | None:
-        """The family has no reason of its own; its rotating caches are one."""
+        """Keys and values may be packed, in rings too."""
         return None
 
     def make_caches(self) -> tuple[Cache, ...]:

@@ -16,6 +16,7 @@ import mlx.core as mx
 from engine.block_float8 import unpack_tiles
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import Cache
+from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed
@@ -23,10 +24,10 @@ from engine.latent_attention import (
     LatentHeads,
     LatentSizes,
     LowRankQueries,
-    allowed_positions,
-    as_latents,
+    as_latents_or_ring,
     check_latent_sizes,
     latent_scale,
+    mask_of,
 )
 from engine.latent_layout import further_layers
 from engine.linear import Embedding, Linear
@@ -54,6 +55,9 @@ IRRELEVANT: Final[Mapping[str, str]] = {
 DROPPED: Final[Mapping[str, str]] = {
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope_theta",
 }
+
+
+Latents = PlainCache | RotatingCache  # latents as keys, the shared parts of the keys as values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +163,13 @@ class Attention:
             own=sizes.own,
         )
 
-    def __call__(self, x_BLD: mx.array, cache: PlainCache) -> tuple[mx.array, PlainCache]:
+    def __call__(self, x_BLD: mx.array, cache: Latents) -> tuple[mx.array, Latents]:
         """Attend from [B, L, D] to everything in the cache and to itself; returns [B, L, D] and the longer cache."""
         B, L, _ = x_BLD.shape
         q_BHLE = self.queries(x_BLD).reshape(B, L, -1, self.own + self.rope.width).swapaxes(1, 2)
         own_BHLN, shared_BHLR = mx.split(q_BHLE, [self.own], axis=-1)
         latents_B1LC, keys_B1LR = self.heads.compress(x_BLD)
-        allowed = allowed_positions(L, before=cache.offset)
+        allowed = mask_of(cache, L)
         rotated_BHLR, keys_B1LR = (self.rope(part, cache.offset) for part in (shared_BHLR, keys_B1LR))
         cache, latents_B1TC, keys_B1TR = cache.append(latents_B1LC, keys_B1LR)
         out_BLD = self.heads.attend(own_BHLN, rotated_BHLR, latents_B1TC, keys_B1TR, scale=self.scale, allowed=allowed)
@@ -203,7 +207,7 @@ class Block:
             else GatedMLP.take(checkpoint, f"{path}.mlp", width=D, inner=config.intermediate_size),
         )
 
-    def __call__(self, x_BLD: mx.array, cache: PlainCache) -> tuple[mx.array, PlainCache]:
+    def __call__(self, x_BLD: mx.array, cache: Latents) -> tuple[mx.array, Latents]:
         """One layer."""
         attended, cache = self.attention(self.input_norm(x_BLD), cache)
         h_BLD = x_BLD + attended
@@ -266,7 +270,7 @@ class Model:
         x_BLD = self.embedding(ids_BL)
         longer: list[Cache] = []
         for block, cache in zip(self.blocks, caches, strict=True):
-            x_BLD, new = block(x_BLD, as_latents(cache))
+            x_BLD, new = block(x_BLD, as_latents_or_ring(cache))
             longer.append(new)
         return tap("model", self.norm(x_BLD)), tuple(longer)
 

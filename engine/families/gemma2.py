@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from engine.activation import geglu_approx, soft_capped
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.errors import ConfigError
@@ -118,8 +118,8 @@ class Attention:
             for projection in (self.q, self.k, self.v)
         )
         mask = cache.mask(L, as_array=True)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
+        q_BHLE = self.rope(q_BHLE, positions(cache))
+        k_BKLE = self.rope(k_BKLE, positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         if not (isinstance(keys, mx.array) and isinstance(values, mx.array)):
             raise TypeError("soft-capped attention needs plain keys and values")

@@ -16,7 +16,7 @@ import mlx.core as mx
 from engine.activation import geglu_approx
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
@@ -160,8 +160,8 @@ class Attention:
             for projection in (self.q, self.k, self.v)
         )
         mask = cache.mask(L, window=self.window)
-        q_BHLE = self.rope(self.q_norm(q_BHLE), cache.offset)
-        k_BKLE = self.rope(self.k_norm(k_BKLE), cache.offset)
+        q_BHLE = self.rope(self.q_norm(q_BHLE), positions(cache))
+        k_BKLE = self.rope(self.k_norm(k_BKLE), positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         out_BHLE = attend(q_BHLE, keys, values, scale=self.config.query_pre_attn_scalar**-0.5, mask=mask)
         return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache
@@ -252,7 +252,7 @@ class Model:
 
     @property
     def no_packed_kv(self) -> str | None:
-        """Keys and values may be packed where no layer has a window."""
+        """Keys and values may be packed, in rings too."""
         return None
 
     def make_caches(self) -> tuple[Cache, ...]:

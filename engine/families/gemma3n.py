@@ -266,8 +266,8 @@ class Model:
 
     @property
     def no_packed_kv(self) -> str | None:
-        """Never asked: there are always layers with a window, whose caches cannot be packed."""
-        return None
+        """The oracle's packed caches have nothing to hand to the layers that read an earlier one's."""
+        return "its last layers ask earlier layers' caches for keys and values, which the oracle's packed caches do not give"
 
     def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches, one for each layer with keys and values of its own."""

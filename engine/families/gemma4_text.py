@@ -269,8 +269,8 @@ class Model:
 
     @property
     def no_packed_kv(self) -> str | None:
-        """Keys and values may be packed where no layer has a window and none is shared."""
-        return "its last layers read those of earlier ones" if self.config.num_kv_shared_layers else None
+        """Keys and values may be packed; layers without their own read the packed ones of earlier layers."""
+        return None
 
     def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches, one for each layer with keys and values of its own."""

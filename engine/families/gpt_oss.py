@@ -17,7 +17,7 @@ import mlx.core as mx
 from engine.activation import clipped_swiglu
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.cache.rotating import RotatingCache
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
@@ -134,8 +134,8 @@ class Attention:
             for projection in (self.q, self.k, self.v)
         )
         mask = cache.mask(L, window=self.window)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
+        q_BHLE = self.rope(q_BHLE, positions(cache))
+        k_BKLE = self.rope(k_BKLE, positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         scale = 1 / math.sqrt(self.head_width)
         out_BHLE = attend(q_BHLE, keys, values, scale=scale, mask=mask, sinks_H=self.sinks_H)
@@ -258,8 +258,8 @@ class Model:
 
     @property
     def no_packed_kv(self) -> str | None:
-        """Attention with sinks is not computed over packed keys."""
-        return "its attention has sinks"
+        """Keys and values may be packed; sinks take part in the softmax over packed keys too."""
+        return None
 
     def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches, one a layer."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed, check_heads
@@ -114,7 +114,7 @@ class Attention:
         projected = (self.q_norm(self.q(x_BLD)), self.k_norm(self.k(x_BLD)), self.v(x_BLD))
         q_BHLE, k_BKLE, v_BKLE = (x.reshape(B, L, -1, self.head_width).swapaxes(1, 2) for x in projected)
         mask = cache.mask(L)
-        q_BHLE, k_BKLE = self.rope(q_BHLE, cache.offset), self.rope(k_BKLE, cache.offset)
+        q_BHLE, k_BKLE = self.rope(q_BHLE, positions(cache)), self.rope(k_BKLE, positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         out_BHLE = attend(q_BHLE, keys, values, scale=self.head_width**-0.5, mask=mask)
         return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache

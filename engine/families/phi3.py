@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from engine.attention import attend
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, KVCache, as_kv
+from engine.cache.protocol import Cache, KVCache, as_kv, positions
 from engine.checkpoint import Checkpoint
 from engine.config import read_config
 from engine.config_checks import check_fixed, check_heads
@@ -150,8 +150,8 @@ class Attention:
         heads_BNLE = self.qkv(x_BLD).reshape(B, L, -1, E).swapaxes(1, 2)
         q_BHLE, k_BKLE, v_BKLE = mx.split(heads_BNLE, [self.heads, self.heads + self.kv_heads], axis=1)
         mask = cache.mask(L)
-        q_BHLE = self.rope(q_BHLE, cache.offset)
-        k_BKLE = self.rope(k_BKLE, cache.offset)
+        q_BHLE = self.rope(q_BHLE, positions(cache))
+        k_BKLE = self.rope(k_BKLE, positions(cache))
         cache, keys, values = cache.append(k_BKLE, v_BKLE)
         out_BHLE = attend(q_BHLE, keys, values, scale=E**-0.5, mask=mask)
         return tap(self.path, self.o(out_BHLE.swapaxes(1, 2).reshape(B, L, -1))), cache

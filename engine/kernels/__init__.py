@@ -1,8 +1,14 @@
 """Fast CPU kernels, each bit-identical to the mlx operation that it replaces, and off unless it proves so here and now.
 
 mlx's Linux wheel computes matrix products with scalar code in strict order of the input index. Computing many outputs side
-by side, each in that same order, gives the same bits several times faster. `level` puts the kernels into a model, `verify`
-holds them to mlx, `matrix` lays weights out, `driver` and `tile` compile the products, `team` spreads them over threads.
+by side, each in that same order, gives the same bits several times faster. `level` chooses how much of a model is replaced:
+
+- `linear`: the products. `verify` holds them to mlx, `matrix` and `experts` put them into layers, `layout` lays weights out,
+  `driver` and the tiles compile them, `team` spreads them over threads.
+- `fused`: besides, a whole forward as one compiled call a thread, where the family has one. `plan` says what a model computes
+  or why it has none, `program` and `part_words` give the plan addresses, `step` runs it out of `parts` and `attending`,
+  `history` keeps keys and values, `fused` is the model, `verify_step` and `fuse` hold it to mlx.
+
 Plain mlx operations stay the definition: whatever the kernels do not cover, refuse or fail to prove is computed by them.
 Source: spec/cpu.md.
 """

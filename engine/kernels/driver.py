@@ -24,11 +24,14 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from engine.kernels.tile import STORED, dense_tile, packed_tile
-from engine.kernels.vector_code import Shape
+from engine.kernels.float_tile import float_tile
+from engine.kernels.tame import TAME, is_tame
+from engine.kernels.tile import ROUNDINGS, STORED, dense_tile, packed_tile
+from engine.kernels.vector_code import CONVERTED, Shape
 
 Driver = Callable[..., int]
 
+SMALL_FLOATS: Final = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}  # mode to bits and elements a scale
 ROWS_A_PIECE: Final = 48  # rows that a thread takes at once: a multiple of every tile's rows
 NEXT, DONE, NAN, SLOTS = (
     0,
@@ -45,14 +48,18 @@ class Form:
     Attributes:
         stored: How dense weights are kept (`f32`, `bf16`, `f16`); for packed ones the dtype that every operation rounds to.
         bits: Width of packed weights; None where dense.
+        mode: Of packed weights: `affine`, or a format of small floats (`SMALL_FLOATS`).
     """
 
     stored: str
     bits: int | None = None
+    mode: str = "affine"
 
     @property
     def name(self) -> str:
-        """Such as `dense-bf16` or `packed-4-f32`."""
+        """Such as `dense-bf16`, `packed-4-f32` or `mxfp4-bf16`."""
+        if self.mode != "affine":
+            return f"{self.mode}-{self.stored}"
         return f"dense-{self.stored}" if self.bits is None else f"packed-{self.bits}-{self.stored}"
 
 
@@ -70,6 +77,11 @@ def has_wide_vectors() -> bool:
     return "avx512f" in features()
 
 
+def converts_to_brain_floats() -> bool:
+    """Whether two vectors can be converted to bfloat16 at once."""
+    return has_wide_vectors() and {"avx512bf16", "avx512bw"} <= features()
+
+
 def has_half_precision() -> bool:
     """Whether float16 can be converted in hardware; without, LLVM would call a function that nobody brings."""
     return platform.machine() not in {"x86_64", "AMD64"} or "f16c" in features()
@@ -81,7 +93,14 @@ def shape_of(form: Form) -> Shape:
         return Shape(lanes=8, vectors=2, rows=4)
     if form.bits is None:
         return Shape(lanes=16, vectors=4, rows=6)
+    if form.mode in SMALL_FLOATS:
+        return Shape(lanes=16, vectors=2, rows=4)  # two sums an output
     return Shape(lanes=16, vectors=2, rows=8 if form.stored == "f32" else 4)
+
+
+def converts(form: Form) -> bool:
+    """Whether the product of a form rounds by the processor's conversion where that gives the same bits."""
+    return form.mode == "affine" and form.bits is not None and form.stored == "bf16" and converts_to_brain_floats()
 
 
 def source_digest() -> str:
@@ -99,13 +118,17 @@ def compiled(form: Form, folder: Path) -> Driver:
     Returns:
         run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control): x and y are addresses of float32
         [rows, inner] and [rows, width], width a multiple of the tile's columns; the weights are as the tiles want them; a
-        group is 32 << shift; control is the address of int64 [SLOTS], whose NAN is 1 afterwards
-        where a sum is NaN. Returns how many pieces were done by anyone so far.
+        group is 32 << shift, to which `TAME` is added where the matrix is tame; control is the address of int64 [SLOTS], whose
+        NAN is 1 afterwards where a sum is NaN. Returns how many pieces were done by anyone so far.
     """
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder / source_digest()[:16])
     try:
-        return _dense(form) if form.bits is None else _packed(form, form.bits)
+        if form.mode in SMALL_FLOATS:
+            return _small_floats(form)
+        if form.bits is None:
+            return _dense(form)
+        return _packed_converting(form, form.bits) if converts(form) else _packed(form, form.bits)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -159,7 +182,7 @@ def _packed(form: Form, bits: int) -> Driver:
 
     @njit(SIGNATURE, cache=True, nogil=True)
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
-        nan = control + 8 * NAN
+        nan, shift = control + 8 * NAN, shift & (TAME - 1)
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
         while True:
             piece = _take(control + 8 * NEXT, 1)
@@ -191,6 +214,92 @@ def _packed(form: Form, bits: int) -> Driver:
                         s,
                         b,
                         shift,
+                        inner,
+                        into,
+                        width,
+                        nan,
+                    )
+            _take(control + 8 * DONE, 1)
+
+    return run
+
+
+def _packed_converting(form: Form, bits: int) -> Driver:
+    """Like `_packed`, with two roundings to choose from: that of tame rows with a tame matrix, and that of all others."""
+    shape = shape_of(form)
+    lanes, vectors, at_once, rounding = shape.lanes, shape.vectors, shape.rows, STORED.index(form.stored)
+    columns, fast = shape.columns, ROUNDINGS.index(CONVERTED)
+
+    @njit(SIGNATURE, cache=True, nogil=True)
+    def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
+        nan, matrix_is_tame, shift = control + 8 * NAN, shift & TAME, shift & (TAME - 1)
+        runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
+        while True:
+            piece = _take(control + 8 * NEXT, 1)
+            if piece >= blocks * runs:
+                return _take(control + 8 * DONE, 0)
+            block, first = piece // runs, piece % runs * ROWS_A_PIECE
+            w, out = weight + block * (inner * bits // 32) * columns * 4, y + block * columns * 4
+            group = block * (inner // (32 << shift)) * columns * 4
+            last = min(first + ROWS_A_PIECE, rows)
+            s, b, i = scales + group, biases + group, inner
+            at, to = x + first * inner * 4, out + first * width * 4
+            tame = matrix_is_tame and is_tame(at, (last - first) * inner)
+            if last - first == 1 and tame:
+                packed_tile(lanes, vectors, 1, fast, bits, at, i, 1, w, s, b, shift, i, to, width, nan)
+            elif last - first == 1:
+                packed_tile(lanes, vectors, 1, rounding, bits, at, i, 1, w, s, b, shift, i, to, width, nan)
+            else:
+                for row in range(0, last - first, at_once):
+                    n, xs, ys = min(at_once, last - first - row), at + row * inner * 4, to + row * width * 4
+                    if tame:
+                        packed_tile(lanes, vectors, at_once, fast, bits, xs, i, n, w, s, b, shift, i, ys, width, nan)
+                    else:
+                        packed_tile(
+                            lanes, vectors, at_once, rounding, bits, xs, i, n, w, s, b, shift, i, ys, width, nan
+                        )
+            _take(control + 8 * DONE, 1)
+
+    return run
+
+
+def _small_floats(form: Form) -> Driver:
+    shape, (bits, elements) = shape_of(form), SMALL_FLOATS[form.mode]
+    lanes, vectors, at_once, rounding = shape.lanes, shape.vectors, shape.rows, STORED.index(form.stored)
+    columns = shape.columns
+
+    @njit(SIGNATURE, cache=True, nogil=True)
+    def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
+        nan = control + 8 * NAN
+        runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
+        while True:
+            piece = _take(control + 8 * NEXT, 1)
+            if piece >= blocks * runs:
+                return _take(control + 8 * DONE, 0)
+            block, first = piece // runs, piece % runs * ROWS_A_PIECE
+            at, out = weight + block * (inner * bits // 32) * columns * 4, y + block * columns * 4
+            s = scales + block * (inner // elements) * columns * 4
+            last = min(first + ROWS_A_PIECE, rows)
+            if last - first == 1:
+                rows_in, into = x + first * inner * 4, out + first * width * 4
+                float_tile(
+                    lanes, vectors, 1, rounding, bits, elements, rows_in, inner, 1, at, s, inner, into, width, nan
+                )
+            else:
+                for row in range(first, last, at_once):
+                    valid, rows_in, into = min(at_once, last - row), x + row * inner * 4, out + row * width * 4
+                    float_tile(
+                        lanes,
+                        vectors,
+                        at_once,
+                        rounding,
+                        bits,
+                        elements,
+                        rows_in,
+                        inner,
+                        valid,
+                        at,
+                        s,
                         inner,
                         into,
                         width,

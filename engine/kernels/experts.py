@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from engine.kernels.driver import Driver, Form, shape_of
-from engine.kernels.layout import NAMES, Affine, Dense, Floats, lay_out
-from engine.kernels.matrix import run
+from engine.kernels.layout import NAMES, Floats, laid_out_for, lay_out
+from engine.kernels.matrix import Laid, run
 from engine.kernels.team import Team
 from engine.linear import Packed
 from engine.moe import gathered_product
@@ -24,22 +24,22 @@ class FastExperts:
     """Matrices [X, out, in] with a compiled product; laid out when they are first used.
 
     Attributes:
-        driver: The compiled product of a form.
+        driver: The compiled product of a form, or None where it was not proved.
         team: Threads.
         plain: The matrices as the checkpoint has them; None once they are laid out.
         experts: X.
         outputs: `out`.
     """
 
-    driver: Callable[[Form], Driver]
+    driver: Callable[[Form], Driver | None]
     team: Team
     plain: mx.array | Packed | None
     experts: int
     outputs: int
-    _laid: Dense | Affine | None = None
+    _laid: Laid | None = None
 
     @classmethod
-    def of(cls, weight: mx.array | Packed, *, driver: Callable[[Form], Driver], team: Team) -> "FastExperts":
+    def of(cls, weight: mx.array | Packed, *, driver: Callable[[Form], Driver | None], team: Team) -> "FastExperts":
         """Take supported matrices."""
         stacked = weight.weight if isinstance(weight, Packed) else weight
         return cls(driver=driver, team=team, plain=weight, experts=stacked.shape[0], outputs=stacked.shape[1])
@@ -53,16 +53,17 @@ class FastExperts:
         if self._laid is None:
             assert self.plain is not None  # noqa: S101 - one of the two is always there
             self._laid, self.plain = lay_out(_flat(self.plain)), None
-        laid = self._laid
-        if x.dtype != laid.dtype or x.shape[-2] != 1 or experts.size == 0:
+        laid = laid_out_for(self._laid, x.dtype)
+        driver = None if laid is None else self.driver(laid.form)
+        if laid is None or driver is None or x.shape[-2] != 1 or experts.size == 0:
             return gathered_product(x, self.restored(), experts, sorted_experts=sorted_experts)
-        sums = self._sums(laid, x, experts)
+        sums = self._sums(driver, laid, x, experts)
         if sums is None:
             return gathered_product(x, self.restored(), experts, sorted_experts=sorted_experts)
         y = mx.array(sums).reshape(*experts.shape, 1, self.outputs)
         return y if x.dtype == mx.float32 else y.astype(x.dtype)
 
-    def _sums(self, laid: Dense | Affine, x: mx.array, experts: mx.array) -> Floats | None:
+    def _sums(self, driver: Driver, laid: Laid, x: mx.array, experts: mx.array) -> Floats | None:
         """float32 [rows, out], a row a choice; None where one is NaN."""
         wide = x if x.dtype == mx.float32 else x.astype(mx.float32)
         mx.eval(wide, experts)
@@ -74,7 +75,7 @@ class FastExperts:
         for expert in np.unique(chosen):
             its = np.flatnonzero(chosen == expert)
             picked = np.ascontiguousarray(values[its])
-            sums = run(self.driver(laid.form), self.team, laid, picked, first=int(expert) * blocks, blocks=blocks)
+            sums = run(driver, self.team, laid, picked, first=int(expert) * blocks, blocks=blocks)
             if sums is None:
                 return None
             y[its] = sums[:, : self.outputs]
@@ -92,32 +93,34 @@ class FastExperts:
 
         if not isinstance(flat, Packed):
             return stacked(flat)
-        assert flat.biases is not None  # noqa: S101 - affine ones have them
         return Packed(
             weight=stacked(flat.weight),
             scales=stacked(flat.scales),
-            biases=stacked(flat.biases),
+            biases=None if flat.biases is None else stacked(flat.biases),
             format=flat.format,
         )
 
 
 def _flat(weight: mx.array | Packed) -> mx.array | Packed:
     """[X, out, in] as [X * out, in], each expert's rows up to whole blocks, so that no block belongs to two."""
-    if isinstance(weight, Packed):
-        form = Form(stored=NAMES[weight.scales.dtype], bits=weight.format.bits)
-    else:
-        form = Form(stored=NAMES[weight.dtype])
-    columns = shape_of(form).columns
+    columns = shape_of(_form(weight)).columns
 
     def padded(array: mx.array) -> mx.array:
         return mx.pad(array, [(0, 0), (0, -array.shape[1] % columns), (0, 0)]).flatten(0, 1)
 
     if not isinstance(weight, Packed):
         return padded(weight)
-    assert weight.biases is not None  # noqa: S101 - `supported` said so
     return Packed(
         weight=padded(weight.weight),
         scales=padded(weight.scales),
-        biases=padded(weight.biases),
+        biases=None if weight.biases is None else padded(weight.biases),
         format=weight.format,
     )
+
+
+def _form(weight: mx.array | Packed) -> Form:
+    if not isinstance(weight, Packed):
+        return Form(stored=NAMES[weight.dtype])
+    if weight.format.mode != "affine":
+        return Form(stored="f32", bits=weight.format.bits, mode=weight.format.mode)
+    return Form(stored=NAMES[weight.scales.dtype], bits=weight.format.bits)

@@ -12,7 +12,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.driver import Form, has_half_precision, shape_of
+from engine.kernels.blocks import address_of, blocks_of, on_a_line, rows_of
+from engine.kernels.driver import Form, converts, has_half_precision, shape_of
+from engine.kernels.small_floats import SmallFloats, is_small_floats, lay_out_small_floats
+from engine.kernels.tame import TAME, are_tame
 from engine.linear import Packed
 from engine.quantization import Format
 
@@ -24,8 +27,10 @@ GROUPS: Final = {32: 0, 64: 1, 128: 2}  # group size to the number of units in i
 
 
 def supported(weight: object, *, ndim: int = 2) -> mx.array | Packed | None:
-    """The weight of a layer where it has a compiled product: floats or affine-packed words of `ndim` axes; else None."""
+    """The weight of a layer where it has a compiled product: floats or packed words of `ndim` axes; else None."""
     if isinstance(weight, Packed):
+        if is_small_floats(weight):
+            return weight if weight.weight.ndim == ndim else None
         form, scales, biases = weight.format, weight.scales, weight.biases
         fits = form.mode == "affine" and form.bits in WIDTHS and form.group_size in GROUPS
         known = _converts(scales.dtype) and biases is not None and biases.dtype == scales.dtype
@@ -40,9 +45,18 @@ def _converts(dtype: mx.Dtype) -> bool:
     return dtype in NAMES and (dtype != mx.float16 or has_half_precision())
 
 
-def lay_out(weight: mx.array | Packed) -> "Dense | Affine":
+def lay_out(weight: mx.array | Packed) -> "Dense | Affine | SmallFloats":
     """Lay out a supported matrix [out, in]."""
-    return _affine(weight) if isinstance(weight, Packed) else _dense(weight)
+    if not isinstance(weight, Packed):
+        return _dense(weight)
+    return lay_out_small_floats(weight) if is_small_floats(weight) else _affine(weight)
+
+
+def laid_out_for(laid: "Dense | Affine | SmallFloats", dtype: mx.Dtype) -> "Dense | Affine | SmallFloats | None":
+    """The layout for activations of a dtype; None where it has no product with them."""
+    if isinstance(laid, SmallFloats) and _converts(dtype):
+        return laid.at(dtype, NAMES[dtype])
+    return laid if laid.dtype == dtype else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,7 +87,7 @@ class Dense:
     def restored(self) -> mx.array:
         """The matrix as the checkpoint has it."""
         words = _unpaired(self.words, self.columns) if self.form.stored == "bf16" else self.words
-        rows = _rows(words, self.outputs)
+        rows = rows_of(words, self.outputs)
         if self.form.stored == "f32":
             return mx.array(rows)
         stored = mx.array(rows).view(mx.bfloat16 if self.form.stored == "bf16" else mx.float16)
@@ -114,9 +128,9 @@ class Affine:
     def restored(self) -> Packed:
         """The matrix as the checkpoint has it."""
         return Packed(
-            weight=mx.array(_rows(self.words, self.outputs)),
-            scales=mx.array(_rows(self.scales, self.outputs)).astype(self.dtype),
-            biases=mx.array(_rows(self.biases, self.outputs)).astype(self.dtype),
+            weight=mx.array(rows_of(self.words, self.outputs)),
+            scales=mx.array(rows_of(self.scales, self.outputs)).astype(self.dtype),
+            biases=mx.array(rows_of(self.biases, self.outputs)).astype(self.dtype),
             format=self.format,
         )
 
@@ -129,7 +143,7 @@ def _dense(weight: mx.array) -> Dense:
         stored, values = "bf16", (values.view(np.uint32) >> 16).astype(np.uint16)
     form = Form(stored=stored)
     columns = shape_of(form).columns
-    words = _blocks(values, columns)
+    words = blocks_of(values, columns)
     if stored == "bf16":
         words = _paired(words, columns)
     return Dense(
@@ -147,7 +161,8 @@ def _affine(weight: Packed) -> Affine:
     columns = shape_of(form).columns
     scales, biases = weight.scales.astype(mx.float32), weight.biases.astype(mx.float32)
     mx.eval(weight.weight, scales, biases)
-    words, scale, bias = (_blocks(np.asarray(a), columns) for a in (weight.weight, scales, biases))
+    words, scale, bias = (blocks_of(np.asarray(a), columns) for a in (weight.weight, scales, biases))
+    tame = converts(form) and are_tame(scale) and are_tame(bias)
     return Affine(
         form=form,
         dtype=weight.scales.dtype,
@@ -157,7 +172,7 @@ def _affine(weight: Packed) -> Affine:
         words=words,
         scales=scale,
         biases=bias,
-        shift=GROUPS[weight.format.group_size],
+        shift=GROUPS[weight.format.group_size] | (TAME if tame else 0),
     )
 
 
@@ -167,25 +182,12 @@ def _has_low_halves(values: Floats) -> bool:
     return bool((words[0] & 0xFFFF).any()) or bool((words & 0xFFFF).any())
 
 
-def _blocks(rows: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
-    """[out, in] as [blocks, in, columns], zeros where the last block has no output."""
-    outputs, inner = rows.shape
-    if missing := -outputs % columns:
-        rows = np.concatenate([rows, np.zeros((missing, inner), rows.dtype)])
-    return np.ascontiguousarray(rows.reshape(-1, columns, inner).transpose(0, 2, 1))
-
-
-def _rows(blocks: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
-    """The inverse of `_blocks`."""
-    return np.ascontiguousarray(blocks.transpose(0, 2, 1)).reshape(-1, blocks.shape[1])[:outputs]
-
-
 def _paired(blocks: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
     """The same lane of two neighbouring vectors side by side, so that one 32-bit word holds both."""
     lanes = columns // shape_of(Form(stored="bf16")).vectors
     count, inner, _ = blocks.shape
     pairs = blocks.reshape(count, inner, -1, 2, lanes).transpose(0, 1, 2, 4, 3)
-    return np.ascontiguousarray(pairs).reshape(blocks.shape)
+    return on_a_line(pairs).reshape(blocks.shape)
 
 
 def _unpaired(blocks: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
@@ -194,9 +196,3 @@ def _unpaired(blocks: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
     count, inner, _ = blocks.shape
     pairs = blocks.reshape(count, inner, -1, lanes, 2).transpose(0, 1, 2, 4, 3)
     return np.ascontiguousarray(pairs).reshape(blocks.shape)
-
-
-def address_of(array: npt.NDArray[Any]) -> int:
-    """Where the data of a contiguous array stands."""
-    address: int = array.__array_interface__["data"][0]
-    return address

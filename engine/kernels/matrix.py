@@ -13,11 +13,14 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 
+from engine.kernels.blocks import address_of
 from engine.kernels.driver import NAN, ROWS_A_PIECE, Driver, Form
-from engine.kernels.layout import Affine, Dense, Floats, address_of, lay_out
+from engine.kernels.layout import Affine, Dense, Floats, laid_out_for, lay_out
+from engine.kernels.small_floats import SmallFloats
 from engine.kernels.team import Team
 from engine.linear import Packed
 
+Laid = Dense | Affine | SmallFloats
 _BYTES_A_THREAD: Final = 500_000  # weights that are worth waking a thread for
 _STEPS_A_THREAD: Final = 1_500_000  # products that are
 
@@ -27,15 +30,15 @@ class FastMatrix:
     """A matrix [out, in] with a compiled product; laid out when it is first used.
 
     Attributes:
-        driver: The compiled product of a form.
+        driver: The compiled product of a form, or None where it was not proved.
         team: Threads.
         plain: The matrix as the checkpoint has it; None once it is laid out.
     """
 
-    driver: Callable[[Form], Driver]
+    driver: Callable[[Form], Driver | None]
     team: Team
     plain: mx.array | Packed | None
-    _laid: Dense | Affine | None = None
+    _laid: Laid | None = None
 
     def product(self, x: mx.array, bias: mx.array | None = None) -> mx.array:
         """x @ W.T + bias for x [..., in]; result [..., out].
@@ -44,17 +47,16 @@ class FastMatrix:
             to the rounded product.
         Source: spec/cpu.md section 1.
         """
-        if self._laid is None:
-            self._lay_out()
-        laid = self._laid
-        if laid is None or x.dtype != laid.dtype or x.size == 0 or (bias is not None and bias.dtype != x.dtype):
+        laid = laid_out_for(self.laid(), x.dtype)
+        driver = None if laid is None else self.driver(laid.form)
+        if laid is None or driver is None or x.size == 0 or (bias is not None and bias.dtype != x.dtype):
             return plain_product(x, self.restored(), bias)
-        total = self._sums(laid, x)
+        total = self._sums(driver, laid, x)
         if total is None:
             return plain_product(x, self.restored(), bias)
         if bias is None:
             return total if x.dtype == mx.float32 else total.astype(x.dtype)
-        if isinstance(laid, Affine):
+        if not isinstance(laid, Dense):
             return total.astype(x.dtype) + bias
         return (total + bias.astype(mx.float32)).astype(x.dtype)
 
@@ -65,18 +67,20 @@ class FastMatrix:
         assert self._laid is not None  # noqa: S101 - one of the two is always there
         return self._laid.restored()
 
-    def _lay_out(self) -> None:
-        assert self.plain is not None  # noqa: S101 - one of the two is always there
-        self._laid = lay_out(self.plain)
-        self.plain = None
+    def laid(self) -> Laid:
+        """The matrix as the compiled product wants it."""
+        if self._laid is None:
+            assert self.plain is not None  # noqa: S101 - one of the two is always there
+            self._laid, self.plain = lay_out(self.plain), None
+        return self._laid
 
-    def _sums(self, laid: Dense | Affine, x: mx.array) -> mx.array | None:
+    def _sums(self, driver: Driver, laid: Laid, x: mx.array) -> mx.array | None:
         """float32 [..., out]; None where one is NaN."""
         wide = x if x.dtype == mx.float32 else x.astype(mx.float32)
         mx.eval(wide)
         rows = prod(x.shape[:-1])
         values = np.ascontiguousarray(np.asarray(wide)).reshape(rows, x.shape[-1])
-        y = run(self.driver(laid.form), self.team, laid, values)
+        y = run(driver, self.team, laid, values)
         if y is None:
             return None
         return mx.array(y if y.shape[1] == laid.outputs else np.ascontiguousarray(y[:, : laid.outputs])).reshape(
@@ -92,7 +96,7 @@ def plain_product(x: mx.array, weight: mx.array | Packed, bias: mx.array | None)
 
 
 def run(
-    driver: Driver, team: Team, laid: Dense | Affine, x: Floats, *, first: int = 0, blocks: int | None = None
+    driver: Driver, team: Team, laid: Laid, x: Floats, *, first: int = 0, blocks: int | None = None
 ) -> Floats | None:
     """The sums of x [rows, in] with some blocks of a matrix, by default all; [rows, columns]; None where one is NaN."""
     rows, inner = x.shape

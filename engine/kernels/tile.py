@@ -15,9 +15,10 @@ from typing import Any, Final
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.vector_code import Shape, Value, VectorCode
+from engine.kernels.vector_code import CONVERTED, Shape, Value, VectorCode
 
 STORED: Final = ("f32", "bf16", "f16")  # how dense weights are kept
+ROUNDINGS: Final = (*STORED, CONVERTED)  # what every operation on packed weights may round to
 UNIT: Final = 32  # packed values that start on a word boundary at every width
 UNROLL: Final = 4  # k a turn of the dense loop with one row
 
@@ -54,7 +55,7 @@ def dense_tile(
 
     Numerics: weights widened exactly; then per k one float32 product and one float32 sum, each rounded.
     """
-    literals = _literals(lanes, vectors, rows, stored)
+    literals = literal_values(lanes, vectors, rows, stored)
     if literals is None:
         return None
     shape = Shape(lanes=literals[0], vectors=literals[1], rows=literals[2])
@@ -115,7 +116,7 @@ def packed_tile(
     Args (the first five are literals):
         lanes, vectors: See `Shape`.
         rows: 1, or the rows of the shape.
-        rounding: Index into `STORED`: the dtype of the activations, to which every operation rounds.
+        rounding: Index into `ROUNDINGS`: the dtype of the activations, to which every operation rounds.
         bits: 2, 3, 4, 5, 6 or 8.
         x, y: Addresses of float32 rows, `stride` and `width` elements apart, of which `valid` >= 1 exist.
         weight: Address of uint32 words [inner * bits / 32, columns].
@@ -125,11 +126,11 @@ def packed_tile(
     Numerics: per k in order: scale * q, + bias, * x, and the sum, each rounded to float32 and then, where the activations are
         16 bits wide, to their dtype.
     """
-    literals = _literals(lanes, vectors, rows, rounding, bits)
+    literals = literal_values(lanes, vectors, rows, rounding, bits)
     if literals is None:
         return None
     shape = Shape(lanes=literals[0], vectors=literals[1], rows=literals[2])
-    to, wide = STORED[literals[3]], literals[4]
+    to, wide = ROUNDINGS[literals[3]], literals[4]
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         x, stride, valid, weight, scales, biases, shift, inner, y, width, nan = args[5:]
@@ -147,17 +148,16 @@ def packed_tile(
                 code.ask_ahead(base, 4 * wide * shape.columns)
             for i in range(UNIT):
                 k = builder.add(builder.mul(unit, code.i64(UNIT)), code.i64(i))
-                unpacked = []
-                for j in range(shape.vectors):
-                    q = builder.sitofp(code.unpack([word[j] for word in words], i, wide), code.floats)
-                    scaled = code.rounded(builder.fmul(scale[j], q), to)
-                    unpacked.append(code.rounded(builder.fadd(scaled, bias[j]), to))
+                columns = range(shape.vectors)
+                q = [code.unpacked([word[j] for word in words], i, wide) for j in columns]
+                scaled = code.all_rounded([builder.fmul(scale[j], q[j]) for j in columns], to)
+                unpacked = code.all_rounded([builder.fadd(scaled[j], bias[j]) for j in columns], to)
                 for r in range(shape.rows):
                     xv = code.spread(inputs[r], k)
-                    for j in range(shape.vectors):
-                        product = code.rounded(builder.fmul(xv, unpacked[j]), to)
-                        total = builder.fadd(sums[r * shape.vectors + j], product)
-                        sums[r * shape.vectors + j] = code.rounded(total, to)
+                    products = code.all_rounded([builder.fmul(xv, unpacked[j]) for j in columns], to)
+                    mine = slice(r * shape.vectors, (r + 1) * shape.vectors)
+                    totals = [builder.fadd(total, product) for total, product in zip(sums[mine], products, strict=True)]
+                    sums[mine] = code.all_rounded(totals, to)
             return sums
 
         sums = [code.zero] * (shape.rows * shape.vectors)
@@ -168,7 +168,7 @@ def packed_tile(
     return types.void(lanes, vectors, rows, rounding, bits, *[types.int64] * 11), generate
 
 
-def _literals(*given: Any) -> tuple[int, ...] | None:
+def literal_values(*given: Any) -> tuple[int, ...] | None:
     """Values of literal types; None where Numba tries the same call without literals first."""
     if not all(isinstance(kind, types.IntegerLiteral) for kind in given):
         return None

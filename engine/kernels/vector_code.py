@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401 - llvmlite's values carry no types
-# mypy: disable-error-code="import-untyped"
+# mypy: disable-error-code="import-untyped,no-untyped-call,misc"
 """The few instructions that tiles are made of, emitted as LLVM IR on vectors of one shape.
 
 Guarantees: floating instructions carry no fast-math flag, so LLVM may neither reorder nor contract them; a lane is one output
@@ -11,12 +11,27 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from llvmlite import ir
+from numba.core import cgutils
 
 Value = Any
 
+CONVERTED: Final = "bf16 by conversion"
 AHEAD: Final = 4096  # bytes that the memory is asked for in advance
 
-_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+class _Brain(ir.types.Type):
+    """bfloat16, which llvmlite has no name for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Brain)
+
+    def __hash__(self) -> int:
+        return hash(_Brain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +108,17 @@ class VectorCode:
             value = b.or_(value, b.shl(words[at + 1], self.word(32 - low)))
         return value if low + bits == 32 else b.and_(value, self.word((1 << bits) - 1))
 
+    def unpacked(self, words: list[Value], i: int, bits: int) -> Value:
+        """The same as a float: four bits choose it among sixteen where the processor can."""
+        b = self.builder
+        if bits != 4 or self.shape.lanes != 16:
+            return b.sitofp(self.unpack(words, i, bits), self.floats)
+        kind = ir.FunctionType(self.floats, [self.floats, self.words])
+        choose = cgutils.get_or_insert_function(b.module, kind, "llvm.x86.avx512.permvar.sf.512")
+        at, low = divmod(i * bits, 32)
+        places = b.lshr(words[at], self.word(low)) if low else words[at]  # the bits above the lowest four do not count
+        return b.call(choose, [ir.Constant(self.floats, [float(n) for n in range(16)]), places])
+
     def rounded(self, value: Value, to: str) -> Value:
         """To 16 bits and back, ties to even; infinities and quiet NaN stay what they are."""
         b = self.builder
@@ -104,6 +130,26 @@ class VectorCode:
         is_odd = b.icmp_unsigned("!=", b.and_(u, self.word(0x10000)), self.word(0))
         u = b.add(u, b.select(is_odd, self.word(0x8000), self.word(0x7FFF)))
         return b.bitcast(b.and_(u, self.word(0xFFFF0000)), self.floats)
+
+    def all_rounded(self, values: list[Value], to: str) -> list[Value]:
+        """Each of an even number of vectors to 16 bits and back, as `rounded` does.
+
+        `CONVERTED` is bfloat16 by the processor's own conversion, two vectors of 16 lanes at once: the same bits for all but
+        subnormal numbers, which it takes for zero.
+        """
+        if to != CONVERTED:
+            return [self.rounded(value, to) for value in values]
+        b, found = self.builder, []
+        halves = ir.VectorType(_I16, 32)
+        both = ir.FunctionType(ir.VectorType(_Brain(), 32), [self.floats, self.floats])
+        convert = cgutils.get_or_insert_function(b.module, both, "llvm.x86.avx512bf16.cvtne2ps2bf16.512")
+        for low, high in zip(values[::2], values[1::2], strict=True):
+            pair = b.bitcast(b.call(convert, [high, low]), halves)
+            for first in (0, 16):
+                places = ir.Constant(ir.VectorType(_I32, 32), [n for i in range(16) for n in (32 + i, first + i)])
+                spread = b.shuffle_vector(pair, ir.Constant(halves, [0] * 32), places)
+                found.append(b.bitcast(spread, self.floats))
+        return found
 
     def row_addresses(self, x: Value, stride: Value, valid: Value) -> list[Value]:
         """Addresses of the rows of x; those that do not exist stand for the last one that does."""

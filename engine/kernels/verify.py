@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import EngineError
-from engine.kernels.driver import Driver, Form
+from engine.kernels.driver import SMALL_FLOATS, Driver, Form
 from engine.kernels.experts import FastExperts
 from engine.kernels.identity import identity
 from engine.kernels.layout import NAMES
@@ -38,7 +38,10 @@ SPECIALS: Final[dict[str, tuple[int, ...]]] = {
     "huge": (0x7F7FFFFF, 0xFF7FFFFF, 0x7F000000, 0x477FE000),
     "infinite": (0x7F800000, 0xFF800000, 0x00000000),
     "nan": (0x7FC00000, 0xFFC00000, 0x7FD20000, 0x7F800000),
+    "faint input": (),  # every input so small that products are subnormal
+    "faint weight": (),  # every weight, likewise
 }
+FAINT: Final = np.float32(2.0**-122)
 
 
 class KernelError(EngineError):
@@ -152,8 +155,8 @@ def _stacked(flat: mx.array | Packed) -> mx.array | Packed:
 
     if not isinstance(flat, Packed):
         return stack(flat)
-    assert flat.biases is not None  # noqa: S101 - affine ones have them
-    return Packed(weight=stack(flat.weight), scales=stack(flat.scales), biases=stack(flat.biases), format=flat.format)
+    biases = None if flat.biases is None else stack(flat.biases)
+    return Packed(weight=stack(flat.weight), scales=stack(flat.scales), biases=biases, format=flat.format)
 
 
 def proven(form: Form, driver: Driver, folder: Path) -> None:
@@ -188,16 +191,19 @@ def _products(form: Form, probe: Probe) -> Iterator[tuple[mx.array, mx.array | P
     """Inputs whose product this form computes; bfloat16 words serve float32 weights too, so those come in both dtypes."""
     seed = hashlib.sha256(f"{form.name} {probe}".encode()).digest()
     random = np.random.default_rng(list(seed))
+    faint = {which: FAINT if probe.special == f"faint {which}" else np.float32(1.0) for which in ("input", "weight")}
     for dtype in (mx.bfloat16, mx.float32) if form == Form(stored="bf16") else (DTYPES[form.stored],):
 
         def values(*shape: int, of: mx.Dtype = dtype) -> mx.array:
-            return mx.array(sprinkled(random, shape, SPECIALS[probe.special])).astype(of)
+            return mx.array(sprinkled(random, shape, probe.special) * faint["weight"]).astype(of)
 
-        x = values(probe.rows, probe.inner)
+        x = mx.array(sprinkled(random, (probe.rows, probe.inner), probe.special) * faint["input"]).astype(dtype)
         bias = values(probe.outputs) if probe.bias else None
         if form.bits is None:
             narrow = values(probe.outputs, probe.inner, of=DTYPES[form.stored])
             yield x, narrow.astype(dtype), bias
+        elif form.mode in SMALL_FLOATS:
+            yield x, small_floats(random, probe, form.mode), bias
         else:
             yield x, packed(random, probe, form.bits, values), bias
 
@@ -213,13 +219,35 @@ def packed(random: np.random.Generator, probe: Probe, bits: int, values: Callabl
     )
 
 
-def sprinkled(random: np.random.Generator, shape: tuple[int, ...], special: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Normal values over twelve binades, with about three special words in a hundred."""
+def small_floats(random: np.random.Generator, probe: Probe, mode: str) -> Packed:
+    """Weights of random small floats, NaN among them only where the probe is about NaN, with scales around 1.
+
+    Where the probe is about special values, three scales in a hundred are any byte at all.
+    """
+    bits, group = SMALL_FLOATS[mode]
+    codes = random.integers(0, 256, (probe.outputs, probe.inner * bits // 8), dtype=np.uint8)
+    if bits == 8 and probe.special != "nan":
+        codes[codes & 0x7F == 0x7F] ^= 1
+    one = {"mxfp4": 127, "nvfp4": 56, "mxfp8": 127}[mode]
+    scales = random.integers(one - 6, one + 7, (probe.outputs, probe.inner // group)).astype(np.uint8)
+    if probe.special != "ordinary":
+        places = random.integers(0, scales.size, max(1, scales.size // 33))
+        scales.reshape(-1)[places] = random.integers(0, 256, places.size)
+    return Packed(
+        weight=mx.array(codes.view(np.uint32)),
+        scales=mx.array(scales),
+        biases=None,
+        format=Format(bits=bits, group_size=group, mode=mode),
+    )
+
+
+def sprinkled(random: np.random.Generator, shape: tuple[int, ...], special: str) -> npt.NDArray[np.float32]:
+    """Normal values over twelve binades, with about three words in a hundred from `SPECIALS`."""
     drawn = random.standard_normal(shape) * np.exp2(random.integers(-6, 6, shape))
     flat = drawn.astype(np.float32).reshape(-1)
-    if special:
+    if SPECIALS[special]:
         places = random.integers(0, flat.size, max(1, flat.size // 33))
-        flat.view(np.uint32)[places] = random.choice(np.array(special, np.uint32), places.size)
+        flat.view(np.uint32)[places] = random.choice(np.array(SPECIALS[special], np.uint32), places.size)
     return flat.reshape(shape)
 
 

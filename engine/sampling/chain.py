@@ -131,10 +131,30 @@ def sample(logprobs_BV: mx.array, chain: Chain, keys: Keys) -> tuple[mx.array, K
     """
     if chain.temperature == 0:
         return mx.argmax(logprobs_BV, axis=-1), keys
+    if chain.xtc_probability == 0:
+        return draw_ready(ready(logprobs_BV, chain), keys)
     used, keys = keys.take(chain.num_keys)
-    uniform = mx.random.uniform(key=used[0]) if chain.xtc_probability > 0 else None
-    kept_BV = filtered(logprobs_BV, chain, uniform)
+    kept_BV = filtered(logprobs_BV, chain, mx.random.uniform(key=used[0]))
     return draw(kept_BV * (1 / chain.temperature), used[-1]), keys
+
+
+def ready(logprobs_BV: mx.array, chain: Chain) -> mx.array:
+    """What is drawn from, of a chain without XTC: the same for every draw from equal rows.
+
+    Args:
+        logprobs_BV: Log-probabilities [B, V].
+        chain: Filters, and a temperature above 0.
+
+    Raises:
+        RequestError: `top_k` or `min_tokens_to_keep` does not fit the vocabulary.
+    """
+    return filtered(logprobs_BV, chain) * (1 / chain.temperature)
+
+
+def draw_ready(ready_BV: mx.array, keys: Keys) -> tuple[mx.array, Keys]:
+    """Draw with the next key; what `ready` gave is not changed. Ids, uint32 [B], and the source of the next token's key."""
+    used, keys = keys.take(1)
+    return draw(ready_BV, used[0]), keys
 
 
 def check_temperature(temperature: float) -> None:

@@ -94,8 +94,21 @@ def sample(logits_BV: mx.array, chain: OptiqChain, keys: Keys) -> tuple[mx.array
     """
     if chain.temperature == 0:
         return mx.argmax(logits_BV, axis=-1), keys
+    return draw_ready(ready(logits_BV, chain), keys)
+
+
+def ready(logits_BV: mx.array, chain: OptiqChain) -> mx.array:
+    """What is drawn from, at a temperature above 0: the same for every draw from equal rows.
+
+    Raises:
+        RequestError: `top_k` does not fit the vocabulary.
+    """
+    return mx.log(mx.softmax(filtered(logits_BV, chain), axis=-1) + FLOOR)
+
+
+def draw_ready(ready_BV: mx.array, keys: Keys) -> tuple[mx.array, Keys]:
+    """Draw with the next key; what `ready` gave is not changed. Ids, uint32 [B], and the source of the next token's key."""
     used, keys = keys.take(1)
-    logp_BV = mx.log(mx.softmax(filtered(logits_BV, chain), axis=-1) + FLOOR)
-    if logp_BV.shape[0] == 1:  # mlx-optiq draws from a vector, and mlx 0.32.4 adds Gumbel noise to one
-        return draw(logp_BV[0], used[0])[None], keys
-    return draw(logp_BV, used[0]), keys
+    if ready_BV.shape[0] == 1:  # mlx-optiq draws from a vector, and mlx 0.32.4 adds Gumbel noise to one
+        return draw(ready_BV[0], used[0])[None], keys
+    return draw(ready_BV, used[0]), keys

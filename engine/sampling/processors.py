@@ -42,6 +42,11 @@ class Processing:
     frequency_penalty: float = 0.0
     frequency_window: int = WINDOW
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether what is done to a row depends on the history."""
+        return any((self.repetition_penalty, self.presence_penalty, self.frequency_penalty))
+
     def __post_init__(self) -> None:
         """Refuse what cannot be meant.
 

@@ -1,8 +1,10 @@
 """mlx-lm as a bench worker: `python -m oracles.mlx_lm.bench_worker` in its environment, one JSON line a request.
 
-Operations: `load` (snapshot, dtype) reads every weight; `run` (prompt_ids, num_tokens) generates greedily through mlx-lm's
-own loop, with the same recorder as when goldens are made, so that the timed rows can be compared by digest; `sample` (options,
-seed, num_rows, vocabulary, prompt_ids, num_draws) draws through its sampler and processors, called as that loop calls them.
+Operations: `load` (snapshot, dtype) reads every weight; `run` (prompt_ids, num_tokens; optionally cache) generates greedily
+through mlx-lm's own loop, with the same recorder as when goldens are made, so that the timed rows can be compared by digest;
+with `cache`, a file of keys and values, all but the prompt's last token count as computed, and its clock says nothing; `sample`
+(options, seed, num_rows, vocabulary, prompt_ids, num_draws) draws through its sampler and processors, called as that loop
+calls them.
 """
 
 import time
@@ -13,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from mlx_lm.utils import load_model
 
@@ -21,6 +23,7 @@ from oracles.mlx_lm.capture import Recorder, to_tensor
 from oracles.mlx_lm.sampling import PROCESSOR_NAMES, SAMPLER_NAMES
 from parity.errors import OracleError
 from parity.logit_rows import GENERATED
+from parity.peak_memory import peak_resident_bytes, reset_peak
 from parity.sampling import read_options
 from parity.timed_run import timed
 from parity.worker_loop import serve
@@ -37,7 +40,7 @@ class OracleWorker:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load a snapshot and run one token through it, so that every weight has been read."""
         self._model = None
-        mx.reset_peak_memory()
+        reset_peak()
         start = time.perf_counter()
         self._model, _ = load_model(Path(request["snapshot"]))
         self._model.set_dtype(DTYPES[request["dtype"]])
@@ -48,9 +51,13 @@ class OracleWorker:
         """Generate and time."""
         if self._model is None:
             raise OracleError("nothing is loaded", next_step="send load first")
-        mx.reset_peak_memory()
-        answer = timed(self._generate(request["prompt_ids"], request["num_tokens"]), _bits)
-        return {**answer, "peak_bytes": mx.get_peak_memory()}
+        reset_peak()
+        caches, prompt_ids = make_prompt_cache(self._model), request["prompt_ids"]
+        if "cache" in request:
+            _fill(caches, request["cache"], len(prompt_ids) - 1)
+            prompt_ids = prompt_ids[-1:]
+        answer = timed(self._generate(prompt_ids, request["num_tokens"], caches), _bits)
+        return {**answer, "peak_bytes": peak_resident_bytes()}
 
     def sample(self, request: dict[str, Any]) -> dict[str, Any]:
         """Draw and time; needs no model. `rows` is the digest of the rows in the order in which they were drawn from."""
@@ -66,8 +73,7 @@ class OracleWorker:
         seconds = answer["prompt_seconds"] + answer["decode_seconds"]
         return {"seconds": seconds, "ids": answer["token_ids"], "rows": answer["logits"]}
 
-    def _generate(self, prompt_ids: list[int], num_tokens: int) -> Iterator[tuple[Any, int]]:
-        caches = make_prompt_cache(self._model)
+    def _generate(self, prompt_ids: list[int], num_tokens: int, caches: list[Any]) -> Iterator[tuple[Any, int]]:
         recorder = Recorder(num_tokens, caches, None)
         steps = generate_step(
             mx.array(prompt_ids),
@@ -78,6 +84,26 @@ class OracleWorker:
         )
         for index, (token, _) in enumerate(steps):
             yield recorder.rows[index], int(token)
+
+
+def _fill(caches: list[Any], file: str, positions: int) -> None:
+    """Put keys and values that another process computed into plain caches."""
+    arrays: Any = mx.load(file)
+    if len(arrays) != 2 * len(caches) or any(type(cache) is not KVCache for cache in caches):
+        raise OracleError(
+            "the keys and values do not fit the model's caches",
+            layers=f"{len(arrays) // 2} given, {len(caches)} wanted",
+            next_step="export them from the same snapshot",
+        )
+    for index, cache in enumerate(caches):
+        cache.update_and_fetch(arrays[f"{index}.keys"], arrays[f"{index}.values"])
+        if cache.offset != positions:
+            raise OracleError(
+                "the keys and values are of another prompt",
+                positions=f"{cache.offset} given, {positions} wanted",
+                next_step="export them for the same prompt",
+            )
+    mx.eval([cache.state for cache in caches])
 
 
 def _rows(seed: int, num_rows: int, vocabulary: int) -> list[Any]:

@@ -6,6 +6,11 @@ sampler. The loop always runs one step ahead; its last row is dropped.
 
 The three feeds: `tail-split` is the loop as it is; `chunked` is the loop with a smaller prefill step; `whole` is one forward
 over the prompt with the loop's order of work after it (row, conversion of the caches, token), then the loop from that token on.
+
+The three orders of conversion: `after-forward` is the loop's own; `after-prompt` runs every piece of the prompt on plain keys
+and values, then goes on as `whole` does; `from-empty` offers the empty caches to the loop's own conversion before any forward.
+Rings for `max_kv_size` are made by mlx-lm where it obeys that option; where a model makes its own caches it ignores the option,
+and the loop is handed the same rings instead, one for every plain cache.
 """
 
 from collections.abc import Sequence
@@ -15,7 +20,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step, generation_stream, maybe_quantize_kv_cache
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from oracles.mlx_lm.cache_words import cache_words, check_kv_obeyed
 from oracles.mlx_lm.taps import Taps
@@ -25,6 +30,7 @@ from parity.trace import TOKEN_IDS, Trace, activation_name, logits_name
 
 PREFILL_STEP: Final = 2048  # mlx-lm's own default, stated so that another default could not slip in
 UNUSED_START: Final = 0  # quantized_kv_start where nothing is quantised
+RING_KEEP: Final = 4  # first positions that mlx-lm's max_kv_size keeps
 
 
 class Recorder:
@@ -80,34 +86,81 @@ def capture(case: Case, model: Any) -> Trace:  # noqa: ANN401 - mlx-lm's modules
         Rows of shape [1, V], activations where asked for, token ids and the cache words after the last row's step.
 
     Raises:
-        NotImplementedError: The sampler is not greedy.
+        NotImplementedError: The sampler is not greedy, or mlx-lm alone is asked for what mlx-optiq adds.
         KVOptionIgnoredError: mlx-lm ran, and did not quantise what it was asked to.
     """
     if case.sampler != "greedy":
         raise NotImplementedError(f"sampler {case.sampler!r}: this oracle records greedy and forced runs")
-    caches = make_prompt_cache(model)
+    if case.oracle == "mlx-lm" and (case.kv.layers or case.kv.tile is not None):
+        raise NotImplementedError(f"{case.kv.name}: mlx-lm has no widths by layer and no tiles; mlx-optiq has")
+    caches = make_caches(case, model)
     taps = Taps(model, case.record) if case.record else None
     recorder = Recorder(case.num_steps, caches, taps)
     sampler = None if case.forced_ids is None else Forced(case.forced_ids)
+    kv = kv_options(case)
+    if case.kv.order == "from-empty":
+        maybe_quantize_kv_cache(caches, **kv)
     with taps.watching() if taps else nullcontext():
-        ids = _run(case, model, caches, recorder, sampler)
+        ids = _run(case, model, caches=caches, recorder=recorder, sampler=sampler, kv=kv)
     final = recorder.final_caches if recorder.final_caches is not None else tuple(caches)
     check_kv_obeyed(case, final)
     return _trace(recorder, ids, cache_words(final))
 
 
-def _run(case: Case, model: Any, caches: list[Any], recorder: Recorder, sampler: Forced | None) -> list[int]:  # noqa: ANN401
-    kv = {
-        "kv_bits": case.kv.bits,
-        "kv_group_size": case.kv.group_size,
-        "quantized_kv_start": UNUSED_START if case.kv.bits is None else case.kv.start,
+def make_caches(case: Case, model: Any) -> list[Any]:  # noqa: ANN401 - mlx-lm's modules have no types
+    """Empty caches: the model's own, or the rings that the case asks for.
+
+    Raises:
+        NotImplementedError: The rings keep another number of first positions than mlx-lm's option does.
+    """
+    if case.kv.max_size is None:
+        return list(make_prompt_cache(model))
+    if case.kv.keep != RING_KEEP:
+        raise NotImplementedError(f"{case.kv.name}: mlx-lm's rings keep the first {RING_KEEP} positions")
+    caches = list(make_prompt_cache(model, max_kv_size=case.kv.max_size))
+    if all(type(cache) is KVCache for cache in caches):
+        return [RotatingKVCache(max_size=case.kv.max_size, keep=case.kv.keep) for _ in caches]
+    return caches
+
+
+def kv_options(case: Case) -> dict[str, int | None]:
+    """The case's KV mode as options of mlx-lm's loop; of per-layer widths, any width, since who reads those ignores it."""
+    width = case.kv.widths[0] if case.kv.packs else (None, case.kv.group_size)
+    return {
+        "kv_bits": width[0],
+        "kv_group_size": width[1],
+        "quantized_kv_start": case.kv.start if case.kv.packs else UNUSED_START,
     }
+
+
+def pieces(case: Case) -> list[mx.array]:
+    """The prompt as it is fed by hand: whole, or all but its last token in pieces, then that one."""
+    ids = list(case.prompt_ids)
+    if case.feed.mode == "whole" or len(ids) == 1:
+        return [mx.array(ids)]
+    step = case.feed.chunk or PREFILL_STEP
+    return [*(mx.array(ids[i : min(i + step, len(ids) - 1)]) for i in range(0, len(ids) - 1, step)), mx.array(ids[-1:])]
+
+
+def _run(
+    case: Case,
+    model: Any,  # noqa: ANN401 - mlx-lm's modules have no types
+    *,
+    caches: list[Any],
+    recorder: Recorder,
+    sampler: Forced | None,
+    kv: dict[str, int | None],
+) -> list[int]:
     prompt = mx.array(case.prompt_ids)
     ids: list[int] = []
     num_left = case.num_steps
-    if case.feed.mode == "whole":
+    if case.feed.mode == "whole" or case.kv.order == "after-prompt":
         with mx.stream(generation_stream):
-            logits = recorder(prompt, model(prompt[None], cache=caches)[:, -1, :])
+            *first, last = pieces(case)
+            for piece in first:
+                model(piece[None], cache=caches)
+                mx.eval([cache.state for cache in caches])
+            logits = recorder(prompt, model(last[None], cache=caches)[:, -1, :])
             maybe_quantize_kv_cache(caches, **kv)
             logprobs = logits - mx.logsumexp(logits, keepdims=True)
             token = sampler(logprobs) if sampler else mx.argmax(logprobs, axis=-1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import QuantizedKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import load_model
 
 from oracles.mlx_lm import capture as captured
@@ -27,7 +27,9 @@ from parity.trace import Trace, logits_name
 PROMPT_LENGTH: Final = 40
 NUM_STEPS: Final = 8
 FEEDS: Final = ("whole", "chunk7", "tail-split")
-KV_MODES: Final = ("fp", "kv8-g64", "kv4-g32-s16", "kv8-g64-s40", "kv8-g64-s44")
+KV_MODES: Final = (
+    "fp", "kv8-g64", "kv4-g32-s16", "kv8-g64-s40", "kv8-g64-s44", "kv8-g64-after-prompt", "kv8-g64-from-empty", "max16-k4",
+)  # fmt: skip
 DTYPES: Final = {"f32": mx.float32, "bf16": mx.bfloat16, "f16": mx.float16}
 
 
@@ -55,13 +57,18 @@ def main(snapshot: str) -> int:
 
 def by_hand(case: Case, model: Any) -> list[str]:  # noqa: ANN401 - mlx-lm's modules have no types
     """Digests of the rows of a plain loop: forward, row, conversion, next id."""
-    caches = make_prompt_cache(model)
+    caches = list(make_prompt_cache(model))
+    if case.kv.max_size is not None:
+        caches = [RotatingKVCache(case.kv.max_size, keep=case.kv.keep) for _ in caches]
+    if case.kv.order == "from-empty":
+        caches = [QuantizedKVCache(group_size=case.kv.group_size, bits=case.kv.bits) for _ in caches]
     ids = list(case.prompt_ids)
     head = [] if case.feed.mode == "whole" else ids[:-1]
     size = case.feed.chunk or max(len(head), 1)
     for at in range(0, len(head), size):
         model(mx.array([head[at : at + size]]), cache=caches)
-        _convert(case.kv, caches)
+        if case.kv.order == "after-forward":
+            _convert(case.kv, caches)
         mx.eval([cache.state for cache in caches])
     fed = ids[len(head) :]
     digests = []

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from oracles.runner_loop import RunCase, serve
+from parity.batch import Batch
 from parity.case import Case
 from parity.logit_rows import generated_rows, rounded
 from parity.provenance import Provenance
@@ -27,10 +28,11 @@ def start() -> tuple[RunCase, Provenance]:
     """Import mlx-lm, which takes seconds and may print."""
     import mlx.core as mx  # noqa: PLC0415 - as the docstring says
 
+    from oracles.mlx_lm.batch import capture_batch  # noqa: PLC0415 - likewise
     from oracles.mlx_lm.capture import capture  # noqa: PLC0415 - likewise
     from oracles.mlx_lm.sampling import sample  # noqa: PLC0415 - likewise
 
-    models = Models(capture, sample)
+    models = Models(capture, sample, capture_batch)
     return models.run, Provenance.capture(PACKAGES, device=mx.default_device().type.name)
 
 
@@ -38,9 +40,13 @@ class Models:
     """The model loaded last: tasks arrive grouped by snapshot and dtype, so one at a time is enough."""
 
     def __init__(
-        self, capture: Callable[[Case, Any], Trace], sample: Callable[[Case, Sampling, Sequence[Tensor]], Trace]
+        self,
+        capture: Callable[[Case, Any], Trace],
+        sample: Callable[[Case, Sampling, Sequence[Tensor]], Trace],
+        capture_batch: Callable[[Case, Batch, Any], Trace] | None = None,
     ) -> None:
         self._capture = capture
+        self._capture_batch = capture_batch
         self._sample = sample
         self._rows: dict[tuple[Path, tuple[int, ...], int], Any] = {}
         self._key: tuple[Path, str] | None = None
@@ -51,11 +57,16 @@ class Models:
 
         Raises:
             ValueError: It names token ids that the model does not have.
+            NotImplementedError: It is a batch case, and nothing here captures those.
         """
         if case.sampling is not None:
             return self._sample(case, case.sampling, self._rows_of(case, case.sampling, path))
         model, vocabulary = self._get(path, case.dtype)
         check_ids(case, vocabulary)
+        if case.batch is not None:
+            if self._capture_batch is None:
+                raise NotImplementedError("this oracle runs no batches")
+            return self._capture_batch(case, case.batch, model)
         return self._capture(case, model)
 
     def _rows_of(self, case: Case, sampling: Sampling, path: Path) -> Sequence[Tensor]:

@@ -1,6 +1,8 @@
 """`assay bench`: load time, prefill and decode throughput of the engine beside mlx-lm's, from one interleaved run.
 
-With `--samplers` draws a second of each sampler instead, on generated rows: no snapshot is needed.
+With `--samplers` draws a second of each sampler instead, on generated rows: no snapshot is needed. `--full` and `--quick`
+measure a table of snapshots, prompts and peers, `--gate` the matrix of cases, `--compare` and `--against` look back: those are
+in `bench_table`.
 """
 
 import argparse
@@ -33,6 +35,7 @@ from parity.models.fetch import ensure_snapshot
 SNAPSHOTS = ("smollm2-135m", "smollm2-135m-f32", "smollm2-135m-q4")
 PEER = "mlx-lm"
 PROMPTS, TOKENS = "32", 16
+REPEATS = 5
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -49,7 +52,22 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--dtype", choices=get_args(DTypeName), help="dtype to compute in (f32)")
     parser.add_argument("--prompts", metavar="N,N", help=f"prompt lengths ({PROMPTS})")
     parser.add_argument("--tokens", type=int, metavar="N", help=f"tokens generated after each prompt ({TOKENS})")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="pairs a figure (5)")
+    parser.add_argument("--repeats", type=int, metavar="N", help="pairs a figure (5; with --gate 1)")
+    parser.add_argument(
+        "--full", action="store_true", help="the whole table with all peers, into reports/; about 20 minutes"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small table, about two minutes")
+    parser.add_argument(
+        "--noisy", action="store_true", help="with --full: measure on a noisy machine, and mark the result"
+    )
+    parser.add_argument("--reports", type=Path, metavar="DIR", help="with --full: where the pages go (reports)")
+    parser.add_argument(
+        "--gate", nargs="?", const="", metavar="PATTERN", help="check the matrix on kernels and on plain operations"
+    )
+    parser.add_argument(
+        "--compare", nargs=2, metavar=("A", "B"), help="runs of this machine: a number, last, last~1, main"
+    )
+    parser.add_argument("--against", metavar="A", help="the last run compared with an earlier one, such as main")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON there")
     parser.set_defaults(run=run)
 
@@ -60,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: The options measure nothing, or do not go together.
     """
+    if _mode(args) is not None:
+        return _run_mode(args)
+    args.repeats = REPEATS if args.repeats is None else args.repeats
     _check(args)
     identity = machine()
     console = Console(stderr=args.json)
@@ -93,6 +114,41 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_table(console, figures, identity, oracle.version, switches)
     return 0 if all(figure.bits_identical is not False for figure in figures) else 1
+
+
+def _mode(args: argparse.Namespace) -> str | None:
+    """The mode that was asked for beside measuring named snapshots.
+
+    Raises:
+        UsageError: Two that do not go together.
+    """
+    looks_back = args.compare is not None or args.against is not None
+    modes = {
+        "--full": args.full,
+        "--quick": args.quick and not looks_back,
+        "--gate": args.gate is not None,
+        "--compare": args.compare is not None,
+        "--against": args.against is not None,
+    }
+    chosen = [name for name, given in modes.items() if given]
+    others = [*args.snapshots, *(f"--{n}" for n in ("samplers", "dtype", "prompts", "tokens") if getattr(args, n))]
+    if len(chosen) > 1 or (chosen and others):
+        raise UsageError(
+            "these ways to bench do not go together",
+            given=" ".join([*chosen, *others]),
+            next_step=f"assay bench {chosen[0]}",
+        )
+    return chosen[0] if chosen else None
+
+
+def _run_mode(args: argparse.Namespace) -> int:
+    from parity.verbs import bench_table  # noqa: PLC0415 - brings the kernels' compiler and converters
+
+    if args.compare is not None or args.against is not None:
+        return bench_table.run_compare(args)
+    if args.gate is not None:
+        return bench_table.run_gate(args)
+    return bench_table.run_table_of(args)
 
 
 def print_table(

@@ -4,26 +4,33 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from parity.atomic_file import write_atomically
 from parity.console import report, show
 from parity.deviations import load_deviations
 from parity.errors import UsageError
 from parity.family_table import Judged, belongs, family_table, replace_block
-from parity.gate import OnVerdict, check, exit_code
+from parity.gate import check, exit_code
 from parity.github import annotations
 from parity.golden import GOLDENS, Golden, golden_path
 from parity.golden_folder import golden_version
+from parity.job_summary import append, job_summary
 from parity.junit import junit_xml
 from parity.matrix import placed_cases
 from parity.opt_in import choose
 from parity.platform_key import platform_key
+from parity.progress import LongWork
+from parity.reporting import results
+from parity.said_once import SaidOnce
 from parity.snapshot import Snapshot
+from parity.stored_traces import StoredTraces
 from parity.trace import Runner
 from parity.verdict import Status, Verdict, counts
 
@@ -38,9 +45,17 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="shell glob over case names")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML here")
-    parser.add_argument("--github", action="store_true", help="print annotations for a GitHub workflow")
+    parser.add_argument(
+        "--github", action="store_true", help="print annotations for a GitHub workflow, and add to its job's summary"
+    )
+    parser.add_argument(
+        "--from", dest="traces_of", type=Path, metavar="DIR", help="judge the traces that another engine left in DIR"
+    )
     parser.add_argument("--jobs", type=_jobs, metavar="N", help="worker processes (default: one a processor)")
     parser.add_argument("--traces", type=Path, metavar="DIR", help="keep every trace here, for assay diff")
+    parser.add_argument(
+        "--results", type=Path, metavar="DIR", help="leave check.json here, for assay report (default: reports)"
+    )
     parser.add_argument(
         "--families", type=Path, metavar="FILE", help="rewrite the table of families in this Markdown file"
     )
@@ -56,31 +71,41 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "the JUnit report cannot be written", file=args.junit, next_step="name a file in a folder that exists"
         )
+    stored = None if args.traces_of is None else _stored(args.traces_of)
+    places = {case.name: place for case, place in placed}
     errors = Console(stderr=True)
-    with _progress(errors) as progress:
+    with (
+        LongWork("check", unit="cases", total=len(cases), console=errors) as work,
+        TemporaryDirectory(prefix="assay-check-") as said,
+    ):
         verdicts = check(
             cases,
-            engine_runner,
+            stored or EngineRunners(Path(said)),
             find_snapshot=find_snapshot,
             every_name=frozenset(case.name for case, _ in placed),
             pattern=args.pattern,
             deviations=load_deviations(),
             jobs=args.jobs or os.cpu_count() or 1,
             traces=args.traces,
-            on_verdict=_teller(errors, progress, len(cases)),
+            on_verdict=lambda _, __, verdict: _tell(work, verdict),
         )
     if args.json:
         print(json.dumps({"counts": counts(verdicts), "cases": [verdict.to_json() for verdict in verdicts]}))
     else:
         report(Console(), verdicts)
+        if used := kernels_used(verdicts):
+            show(Console(), "kernels: " + ", ".join(f"{n} {level}" for level, n in used.items()))
     if chosen.line:
         show(errors if args.json else Console(), chosen.line)
     if args.github:
-        places = {case.name: place for case, place in placed}
         for line in annotations(verdicts, places):
             print(line, file=sys.stderr if args.json else sys.stdout)
+        if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+            append(Path(file), job_summary(verdicts, left_out=chosen.line))
+    found = results.check_result(verdicts, pattern=args.pattern, left_out=chosen.line, places=places)
+    results.save_check(args.results or results.RESULTS, found)
     if args.junit is not None:
-        write_atomically(args.junit, junit_xml(verdicts))
+        write_atomically(args.junit, junit_xml(verdicts, places))
     if args.families is not None:
         table = family_table(_judged(verdicts))
         write_atomically(args.families, replace_block(args.families.read_text(encoding="utf-8"), table).encode())
@@ -97,11 +122,38 @@ def _judged(verdicts: tuple[Verdict, ...]) -> Iterator[Judged]:
             yield Judged(case=verdict.case, cache=cache, status=verdict.status.value)
 
 
-def engine_runner() -> Runner:
-    """The reference engine; called in each worker process, so that none but they load mlx."""
-    from parity.engine_runner import EngineRunner  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class EngineRunners:
+    """Makes the reference engine; called in each worker process, so that none but they load mlx.
 
-    return EngineRunner()
+    Attributes:
+        said: Folder of the run, for messages that all workers share.
+    """
+
+    said: Path
+
+    def __call__(self) -> Runner:
+        """A runner on the kernels that `ASSAY_KERNELS` asks for."""
+        from parity.engine_runner import EngineRunner, chosen_kernels  # noqa: PLC0415
+
+        return EngineRunner(kernels=chosen_kernels(SaidOnce(self.said)))
+
+
+def kernels_used(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """How many verdicts came from which level of kernels: `plain`, `plain (a reason)`, `linear`, ..."""
+    judged = (verdict.judged for verdict in verdicts)
+    return dict(Counter(p.switches["ASSAY_KERNELS"] for p in judged if p is not None and "ASSAY_KERNELS" in p.switches))
+
+
+def _stored(folder: Path) -> StoredTraces:
+    """The traces of a folder, refused at once where they do not say what they rest on.
+
+    Raises:
+        UsageError: They do not.
+    """
+    stored = StoredTraces(folder=folder.absolute())
+    stored.provenance()
+    return stored
 
 
 def find_snapshot(name: str) -> Snapshot:
@@ -111,23 +163,8 @@ def find_snapshot(name: str) -> Snapshot:
     return ensure_snapshot(name)
 
 
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("check"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[last]}", markup=False))
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-def _teller(console: Console, progress: Progress, total: int) -> OnVerdict:
-    """A bar on a terminal; elsewhere a line for every tenth of the work and for every case that is not identical."""
-    task = progress.add_task("check", total=total, last="")
-
-    def tell(done: int, total: int, verdict: Verdict) -> None:
-        progress.update(task, completed=done, last=verdict.name)
-        if console.is_terminal:
-            return
-        if verdict.status is not Status.IDENTICAL or done * 10 // total > (done - 1) * 10 // total:
-            show(console, f"{done} of {total}  {verdict.status.value}  {verdict.name}")
-
-    return tell
+def _tell(work: LongWork, verdict: Verdict) -> None:
+    work.tell(verdict.status.value, verdict.name, notable=verdict.status is not Status.IDENTICAL)
 
 
 def _jobs(text: str) -> int:

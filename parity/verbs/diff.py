@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from parity import row_store
 from parity.compare import Match, TensorDiff
 from parity.console import aligned, show
 from parity.distribution import RowDistance
 from parity.errors import UsageError
 from parity.foreign import is_foreign, load_foreign, widened
 from parity.golden import Golden
+from parity.golden_view import rows_at_hand
 from parity.tensor import Tensor
 from parity.trace import Trace, logits_name
 
@@ -127,7 +127,7 @@ def load_side(path: Path) -> Side:
     if path.suffix == ".json" and path.is_file():
         golden = Golden.load(path)
         label = f"golden {golden.case.name} of {golden.case.oracle}"
-        return Side(label=label, digests=golden.digests, tensors=_rows(golden), token_ids=golden.token_ids)
+        return Side(label=label, digests=golden.digests, tensors=rows_at_hand(golden), token_ids=golden.token_ids)
     raise UsageError(
         f"{path} is nothing that can be compared",
         known="a folder with trace.json, a golden's .json, a foreign PREFIX-parity.json",
@@ -172,14 +172,6 @@ def _only_logits(side: Side) -> Side:
     tensors = {name: widened(tensor) for name, tensor in side.tensors.items() if name.startswith("logits/")}
     digests = {name: tensor.digest for name, tensor in tensors.items()}
     return replace(side, digests=digests, tensors=tensors, wide=True)
-
-
-def _rows(golden: Golden) -> Mapping[str, Tensor]:
-    """Full tensors of a golden, from its side file or the local store; none where it commits a sketch alone."""
-    if golden.form == "full":
-        return golden.tensors
-    version = golden.provenance.packages.get(golden.case.oracle, "")
-    return row_store.load(golden.case, version, golden.digests) or {}
 
 
 def _print(

@@ -7,13 +7,14 @@ from typing import get_args
 
 from tokenizers.decoders import DecodeStream
 
-from engine.cache.convert import KVMode
 from engine.chat_template import ChatTemplate
 from engine.dtype import DTypeName
 from engine.generate import steps
 from engine.model import open_model
 from engine.tokenizer import Tokenizer
 from parity.case import KV
+from parity.engine_kv import engine_mode
+from parity.engine_runner import chosen_kernels, weights_name
 from parity.errors import UsageError
 from parity.models.fetch import ensure_snapshot
 
@@ -40,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
     if args.max_tokens < 1:
         raise UsageError("nothing to generate", max_tokens=args.max_tokens, next_step="give --max-tokens 1 or more")
     kv = KV.parse(args.kv)
-    folder = ensure_snapshot(args.model).path
+    snapshot = ensure_snapshot(args.model)
+    folder = snapshot.path
     tokenizer = Tokenizer.open(folder)
     text = args.prompt if args.raw else ChatTemplate.open(folder).render([{"role": "user", "content": args.prompt}])
     prompt_ids = tokenizer.encode(text)
-    model = open_model(folder, dtype=args.dtype)
+    kernels, model = chosen_kernels(), open_model(folder, dtype=args.dtype)
+    if kernels is not None:
+        model = kernels.put_into(model, name=weights_name(snapshot, args.dtype))
     stream = DecodeStream(skip_special_tokens=True)
     ids: list[int] = []
     shown = ""
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         model,
         prompt_ids,
         num_steps=args.max_tokens,
-        kv=KVMode(bits=kv.bits, group_size=kv.group_size, start=kv.start),
+        kv=engine_mode(kv),
     ):
         stopped = step.token_id in tokenizer.stop_ids
         if stopped:

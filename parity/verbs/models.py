@@ -14,6 +14,7 @@ from parity.models.catalogue import Entry, GgufPartsSource, entries
 from parity.models.fetch import ensure_snapshot, is_complete, models_folder, snapshot_path
 from parity.models.tiny_catalogue import TinySource
 from parity.opt_in import opt_in_snapshots
+from parity.progress import LongWork
 from parity.snapshot import NO_MODEL, Snapshot
 
 NAME_HELP = "a name of `assay models list`, a folder written with a slash, or hub:org/name[@revision]"
@@ -42,7 +43,10 @@ def run(args: argparse.Namespace) -> int:
         return _list(as_json=args.json)
     if args.action == "fetch":
         names = args.names or _default_names(accept_terms=args.accept_terms)
-        snapshots = [_fetch(name, again=args.again, accept_terms=args.accept_terms, quiet=args.json) for name in names]
+        # Progress goes to standard error, so that standard output holds the result alone.
+        console = Console(stderr=True, highlight=False)
+        with LongWork("fetch", unit="snapshots", total=len(names), console=console) as work:
+            snapshots = [_fetch(name, again=args.again, accept_terms=args.accept_terms, work=work) for name in names]
         _print_fetched(snapshots, as_json=args.json)
         return 0
     path = snapshot_path(args.name)
@@ -90,13 +94,10 @@ def _default_names(*, accept_terms: bool) -> tuple[str, ...]:
     return tuple(name for name in used if name not in opt_in)
 
 
-def _fetch(name: str, *, again: bool, accept_terms: bool, quiet: bool) -> Snapshot:
-    # Progress goes to standard error, so that standard output holds the result alone.
-    console = Console(stderr=True, highlight=False)
-    if console.is_terminal and not quiet:
-        with console.status(f"fetching {name}") as status:
-            return ensure_snapshot(name, again=again, accept_terms=accept_terms, report=status.update)
-    return ensure_snapshot(name, again=again, accept_terms=accept_terms, report=_to_stderr)
+def _fetch(name: str, *, again: bool, accept_terms: bool, work: LongWork) -> Snapshot:
+    snapshot = ensure_snapshot(name, again=again, accept_terms=accept_terms, report=work.doing)
+    work.tell("ready", name)
+    return snapshot
 
 
 def _print_fetched(snapshots: list[Snapshot], *, as_json: bool) -> None:

@@ -1,6 +1,6 @@
 """`assay oracles list` and `assay oracles sync [NAME]`: the oracles and their environments.
 
-Oracles that are built from source are on demand: listed as such, and built only where they are named.
+Oracles on demand are listed as such, and built only where they are named.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             "version": oracle.version,
             "pins": dict(oracle.pins),
             "ready": is_ready(oracle),
-            "on_demand": bool(oracle.from_source),
+            "on_demand": oracle.on_demand,
             "environment": str(environment_folder(oracle)),
             "believed_for": oracle.believed_for,
         }

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oracles.environment import ensure_environment
 from oracles.journal import Journal
@@ -19,6 +18,7 @@ from parity.errors import UsageError
 from parity.golden import GOLDENS
 from parity.golden_folder import golden_version
 from parity.platform_key import platform_key
+from parity.progress import LongWork
 
 EXIT_NOT_RECORDED = 2
 
@@ -64,24 +64,12 @@ def run(args: argparse.Namespace) -> int:
         state = "an interrupted recording has not ended" if interrupted else "there are none yet"
         print(f"goldens for {platform_key()}: {state}; building the oracle and recording them", file=sys.stderr)
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("recording", total=len(chosen))
-        done = 0
+    with LongWork("record", unit="cases", total=len(chosen), console=console) as work:
 
         def on_result(result: Recorded) -> None:
-            nonlocal done
-            done += 1
-            bar.advance(task)
-            if not console.is_terminal or result.error:
-                console.print(f"{done}/{len(chosen)} {result.case} {result.status}", markup=False)
+            work.tell(result.status, result.case, notable=True)
+            if console.is_terminal and result.error:
+                console.print(f"{result.case} {result.status}", markup=False)
 
         def on_line(line: str) -> None:
             console.print(line, markup=False)

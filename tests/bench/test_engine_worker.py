@@ -141,3 +141,42 @@ def test_every_option_of_every_timed_sampler_changes_what_is_drawn(name: str) ->
     assert [left_out for left_out, other in without.items() if other == drawn] == (
         ["temperature"] if name == "greedy" else []
     )
+
+
+@pytest.mark.parametrize("level", ["plain", "linear"])
+def test_a_model_runs_on_the_kernels_asked_for_and_gives_the_same_rows(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path, CONFIG, shapes(CONFIG), seed=0, dtype="BF16")
+    request = {"snapshot": str(tmp_path), "dtype": "f32", "threads": 1}
+    plain, worker = EngineWorker(), EngineWorker()
+    monkeypatch.setenv("ASSAY_KERNELS", "plain")
+    plain.load(request)
+    monkeypatch.setenv("ASSAY_KERNELS", level)
+    loaded = worker.load(request)
+    assert loaded["kernels"] == level
+    assert loaded["seconds"] > 0
+    run = {"prompt_ids": [1, 2, 3], "num_tokens": 4}
+    assert worker.run(run)["logits"] == plain.run(run)["logits"]
+
+
+def test_weights_are_counted_as_they_lie_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path, CONFIG, shapes(CONFIG), seed=0, dtype="BF16")
+    elements = 32 * (4 * 32 + 3 * 32 + 64)  # attention, MLP, and the tied head
+    counted = {}
+    for level in ("plain", "linear"):
+        monkeypatch.setenv("ASSAY_KERNELS", level)
+        counted[level] = EngineWorker().load({"snapshot": str(tmp_path), "dtype": "f32"})["weight_bytes"]
+    assert counted["plain"] == 4 * elements
+    assert 2 * elements <= counted["linear"] <= 8 * elements  # two bytes, and blocks that are not full
+
+
+def test_keys_and_values_of_a_prompt_are_written_without_its_last_token(loaded: EngineWorker, tmp_path: Path) -> None:
+    file = tmp_path / "kv.safetensors"
+    assert loaded.export({"prompt_ids": [1, 2, 3, 4], "file": str(file)}) == {"positions": 3, "layers": 1}
+    arrays: Any = mx.load(str(file))
+    assert {name: array.shape for name, array in arrays.items()} == {"0.keys": (1, 2, 3, 16), "0.values": (1, 2, 3, 16)}
+
+
+def test_memory_is_read(loaded: EngineWorker) -> None:
+    assert loaded.read({"threads": 2, "mib": 1})["bytes_per_second"] > 0

@@ -185,3 +185,16 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for name, value in (("value_heads", 3), ("key_heads", 0), ("key_width", 0), ("value_width", 0), ("kernel", 1)):
         with pytest.raises(ConfigError, match=r"^the heads of the linear layers do not fit together\n"):
             DeltaHeads(**(good | {name: value})).check()
+
+
+@pytest.mark.parametrize("holds", [[False, False, True, True, True], [True, True, True, False, False]])
+def test_positions_without_a_token_leave_the_matrices_as_they_were(
+    normal: Normal, same_bits: Check, holds: list[bool]
+) -> None:
+    qkv, rest = inputs(normal, 5)
+    kept = slice(holds.index(True), holds.index(True) + sum(holds))
+    short = {name: value if name == "state" else value[:, kept] for name, value in rest.items()}
+    y, after = gated_delta(*(heads[:, kept] for heads in qkv), **short)
+    masked_y, masked = gated_delta(*qkv, **rest, mask_BL=mx.array([holds, holds]))
+    same_bits(y, masked_y[:, kept])
+    same_bits(after, masked)

@@ -112,3 +112,12 @@ def test_filters_of_the_other_layout_are_refused(normal: Normal, tmp_path: Path,
         ShortConvolution.take(
             opened(tmp_path, weight=normal(0, shape)), "m.conv1d", channels=4, kernel=3, channels_first=channels_first
         )
+
+
+def test_a_rows_window_ends_where_its_right_padding_begins(normal: Normal, same_bits: Check) -> None:
+    convolution = ShortConvolution(path="c", weight=normal(0, (3, 4, 1)))
+    x, before = normal(1, (3, 5, 3)), normal(2, (3, 3, 3))
+    _, window = convolution(x, before, (5, 2, 1))
+    for row, end in enumerate((5, 2, 1)):
+        _, alone = convolution(x[row : row + 1, :end], before[row : row + 1])
+        same_bits(alone, window[row : row + 1])

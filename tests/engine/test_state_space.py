@@ -176,3 +176,28 @@ def test_other_bounds_are_refused(bounds: list[Any]) -> None:
         f"  time step limit  {bounds}\n"
         "  next             mend config.json"
     )
+
+
+@pytest.mark.parametrize(("side", "length"), [("left", 3), ("left", 200), ("right", 3), ("right", PIECE + 40)])
+def test_positions_without_a_token_leave_the_matrices_as_they_were(
+    normal: Callable[..., mx.array], same_bits: Check, side: str, length: int
+) -> None:
+    pad = 5
+
+    def padded(array: mx.array) -> mx.array:
+        junk = mx.full((1, pad, *array.shape[2:]), 3.0)
+        return mx.concatenate([junk, array] if side == "left" else [array, junk], axis=1)
+
+    x, write, read = normal(0, (1, length, H, E)), normal(1, (1, length, G, N)), normal(2, (1, length, G, N))
+    steps = mx.abs(normal(3, (1, length, H)))
+    fixed: Any = {"A_log_H": normal(5, (H,)), "D_H": normal(6, (H,)), "state_BHEN": normal(4, (1, H, E, N))}
+    y, after = scan(x, write, read, steps, **fixed)
+    column = mx.arange(length + pad)[None]
+    masked_y, masked = scan(
+        *(padded(array) for array in (x, write, read, steps)),
+        **fixed,
+        mask_BL=column >= pad if side == "left" else column < length,
+        ends=None if side == "left" else (length,),
+    )
+    same_bits(y, masked_y[:, pad:] if side == "left" else masked_y[:, :length])
+    same_bits(after, masked)

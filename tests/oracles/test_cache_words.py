@@ -4,10 +4,12 @@ import pytest
 
 from engine.cache.group import CacheGroup
 from engine.cache.plain import PlainCache
+from engine.cache.quantized import EmptyQuantizedCache
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.rotating import RotatingCache
+from engine.cache.rotating_quantized import RotatingQuantizedCache
 from oracles.mlx_lm.cache_words import KVOptionIgnoredError, cache_words, check_kv_obeyed
-from parity.case import KV
+from parity.case import KV, Case
 from tests.oracles.shop import make_case
 
 
@@ -41,6 +43,13 @@ class QuantizedKVCache:
         self.group_size = group_size
 
 
+class RotatingQuantizedKVCache(RotatingKVCache):
+    def __init__(self, max_size: int, keep: int, bits: int, group_size: int) -> None:
+        super().__init__(max_size, keep)
+        self.bits = bits
+        self.group_size = group_size
+
+
 Q8 = QuantizedKVCache(8, 64)
 ASKED = make_case(kv=KV.parse("kv8-g64"))
 
@@ -52,6 +61,7 @@ ASKED = make_case(kv=KV.parse("kv8-g64"))
         (Q8, "quantized-b8-g64"),
         (RotatingKVCache(16, 0), "rotating-w16-k0"),
         (RotatingKVCache(512, 4), "rotating-w512-k4"),
+        (RotatingQuantizedKVCache(16, 4, 3, 128), "rotating-quantized-w16-k4-b3-g128"),
         (ArraysCache(2), "arrays-2"),
         (CacheList(KVCache(), KVCache()), "list[plain,plain]"),
         (CacheList(ArraysCache(1), RotatingKVCache(8, 0)), "list[arrays-1,rotating-w8-k0]"),
@@ -72,6 +82,11 @@ def test_words_are_one_a_layer_in_order() -> None:
         (PlainCache(), KVCache()),
         (RotatingCache(max_size=16), RotatingKVCache(16, 0)),
         (RotatingCache(max_size=16, keep=4), RotatingKVCache(16, 4)),
+        (EmptyQuantizedCache(bits=4, group_size=32), QuantizedKVCache(4, 32)),
+        (
+            RotatingQuantizedCache.empty(max_size=16, keep=4, bits=3, group_size=128),
+            RotatingQuantizedKVCache(16, 4, 3, 128),
+        ),
         (RecurrentCache.empty(2), ArraysCache(2)),
         (
             CacheGroup(members=(PlainCache(), RecurrentCache.empty(1))),
@@ -116,3 +131,74 @@ def test_the_start_counts_prompt_and_followers_but_the_last() -> None:
     check_kv_obeyed(make_case(kv=KV.parse("kv8-g64-s5")), [KVCache()])
     with pytest.raises(KVOptionIgnoredError):
         check_kv_obeyed(make_case(kv=KV.parse("kv8-g64-s4")), [KVCache()])
+
+
+def test_a_ring_may_be_packed_in_its_place() -> None:
+    check_kv_obeyed(ASKED, [RotatingQuantizedKVCache(16, 0, 8, 64), Q8, ArraysCache(2)])
+
+
+def asked(word: str) -> Case:
+    return make_case(kv=KV.parse(word))
+
+
+@pytest.mark.parametrize(
+    ("word", "caches"),
+    [
+        ("max16-k4", [RotatingKVCache(16, 4)] * 2),
+        ("max16-k4-kv8-g64", [RotatingQuantizedKVCache(16, 4, 8, 64)] * 2),
+        ("max16-k4-kv8-g64-s9", [RotatingKVCache(16, 4)] * 2),  # too few tokens for a conversion
+        ("config-8g64_1-4g32_2", [KVCache(), Q8, RotatingQuantizedKVCache(16, 0, 4, 32), ArraysCache(2)]),
+        ("config-8g64_1-s9", [KVCache(), KVCache()]),
+        ("kv8-g64-from-empty", [Q8]),
+        ("kv8-g64-tiled16-lifted", [Q8]),
+    ],
+)
+def test_what_was_asked_for_passes(word: str, caches: Any) -> None:
+    check_kv_obeyed(asked(word), caches)
+
+
+@pytest.mark.parametrize(
+    ("word", "caches", "said"),
+    [
+        ("max16-k4", [KVCache()] * 2, "asked for rotating-w16-k4, caches after the run: plain"),
+        ("max16-k4", [RotatingKVCache(16, 0)], "asked for rotating-w16-k4, caches after the run: rotating-w16-k0"),
+        (
+            "max16-k4",
+            [ArraysCache(2), KVCache()],
+            "asked for rotating-w16-k4, caches after the run: arrays-2, plain",
+        ),
+        ("max16-k4", [ArraysCache(2)], "asked for rotating-w16-k4, caches after the run: arrays-2"),
+        (
+            "max16-k4-kv8-g64",
+            [Q8],
+            "asked for rotating-quantized-w16-k4-b8-g64, caches after the run: quantized-b8-g64",
+        ),
+        (
+            "max16-k4-kv8-g64",
+            [RotatingKVCache(16, 4)],
+            "asked for rotating-quantized-w16-k4-b8-g64, caches after the run: rotating-w16-k4",
+        ),
+        (
+            "config-8g64_1",
+            [KVCache(), KVCache()],
+            "asked for quantized-b8-g64 in cache 1, caches after the run: plain, plain",
+        ),
+        ("config-8g64_1", [Q8, Q8], "asked for quantized-b8-g64 in cache 1, caches after the run: quantized-b8-g64, "),
+        ("config-8g64_1", [KVCache()], "asked for quantized-b8-g64 in cache 1, caches after the run: plain"),
+        (
+            "config-8g64_0",
+            [ArraysCache(2), Q8],
+            "asked for quantized-b8-g64 in cache 0, caches after the run: arrays-2",
+        ),
+        ("config-4g64_0", [Q8], "asked for quantized-b4-g64 in cache 0, caches after the run: quantized-b8-g64"),
+    ],
+)
+def test_what_was_not_obeyed_is_an_error(word: str, caches: Any, said: str) -> None:
+    with pytest.raises(KVOptionIgnoredError) as caught:
+        check_kv_obeyed(asked(word), caches)
+    assert said in str(caught.value)
+
+
+def test_rings_that_were_packed_too_early_are_an_error() -> None:
+    with pytest.raises(KVOptionIgnoredError, match="asks for no conversion yet, found rotating-quantized"):
+        check_kv_obeyed(asked("max16-k4-kv8-g64-s9"), [RotatingQuantizedKVCache(16, 4, 8, 64)])

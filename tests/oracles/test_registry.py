@@ -29,7 +29,10 @@ def test_every_distribution_in_the_lock_has_a_hash_and_no_index_is_named(oracle:
 def test_an_unknown_oracle_lists_the_near_ones() -> None:
     with pytest.raises(UsageError) as unknown:
         find_oracle("mlxlm")
-    assert str(unknown.value) == "unknown oracle 'mlxlm'\n  near  mlx-lm, mlx-optiq\n  next  assay oracles list"
+    assert (
+        str(unknown.value)
+        == "unknown oracle 'mlxlm'\n  near  mlx-lm, mlx-vlm, mlx-lm==0.31.3\n  next  assay oracles list"
+    )
 
 
 def test_a_table_with_a_key_missing_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from parity.case import KV, Case, Feed
 from parity.golden import Golden, Recording, golden_path
 from parity.provenance import Provenance
+from parity.reporting import results
 from parity.snapshot import Snapshot
 from parity.tensor import Tensor
 from parity.trace import TOKEN_IDS, Trace, activation_name, logits_name
@@ -23,6 +24,14 @@ def _no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fi
     """Keep stored rows of this machine out of the tests, but for those that need a real snapshot."""
     if request.node.get_closest_marker("model") is None:
         monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(autouse=True)
+def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what a tested check finds out of the checkout's reports."""
+    folder = tmp_path / "reports"
+    monkeypatch.setattr(results, "RESULTS", folder)
+    return folder
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parity.case import KV, KV_BITS, KV_GROUPS, Case, Feed
+from parity.case import KV, Case, Feed
 from parity.errors import CaseError
+from parity.kv import KV_BITS, KV_GROUPS
 
 FEEDS = st.sampled_from([Feed(mode="whole"), Feed(mode="tail-split")]) | st.builds(
     lambda n: Feed(mode="chunked", chunk=n), st.integers(1, 10_000)
@@ -97,3 +98,15 @@ def test_a_missing_field_is_refused_by_name(make_case: Callable[..., Case], key:
 def test_an_unknown_field_is_refused_by_name(make_case: Callable[..., Case]) -> None:
     with pytest.raises(CaseError, match=r"not a case of this version[\s\S]*temperature"):
         Case.from_json({**make_case().to_json(), "temperature": 1})
+
+
+def test_tiles_in_float32_are_refused_unless_lifted(make_case: Callable[..., Case]) -> None:
+    with pytest.raises(CaseError) as caught:
+        make_case(kv=KV.parse("kv8-g64-tiled512"))
+    assert str(caught.value) == (
+        "case toy/f32/fp/greedy/p3-whole asks for tiles in float32, which the oracle silently leaves out\n"
+        "  kv    kv8-g64-tiled512\n"
+        "  next  use bf16 or f16, or kv8-g64-tiled512-lifted"
+    )
+    assert make_case(kv=KV.parse("kv8-g64-tiled512"), dtype="bf16").kv.tile == 512
+    assert make_case(kv=KV.parse("kv8-g64-tiled512-lifted")).kv.lifted

@@ -1,5 +1,6 @@
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from parity.errors import AssayError, GoldenError
 from parity.matrix import load_cases
 from parity.verbs import cases
 
-VERBS = ["models", "oracles", "cases", "record", "check", "diff", "bench", "generate"]
+VERBS = [verb.__name__.rpartition(".")[2] for verb in cli.VERBS]
 
 
 @pytest.fixture
@@ -36,6 +37,45 @@ def test_help_names_every_verb_and_exits_with_0(capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert ended.value.code == 0
     assert all(f"    {verb} " in out for verb in VERBS)
+
+
+def test_help_has_an_example_of_every_verb_and_each_is_a_line_that_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+
+    shown = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    lines = [shlex.split(line) for line in shown]
+    assert [line[:2] for line in lines] == [["assay", verb] for verb in VERBS]
+    for line in lines:
+        assert cli._parser().parse_args(line[1:]).verb == line[1]
+
+
+@pytest.mark.parametrize(
+    ("shell", "sign"), [("bash", "complete -o"), ("zsh", "#compdef assay"), ("tcsh", "complete assay")]
+)
+def test_a_shell_learns_the_verbs(shell: str, sign: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--completion", shell])
+
+    out = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert sign in out
+    assert all(verb in out for verb in VERBS)
+
+
+def test_bash_takes_the_completions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--completion", "bash"])
+    script = capsys.readouterr().out + "\nCOMP_WORDS=(assay che); COMP_CWORD=1; _shtab_assay assay che assay\n"
+
+    ended = subprocess.run(
+        ["bash", "-c", script + 'printf "%s\\n" "${COMPREPLY[@]}"'],  # noqa: S607 - whichever bash there is
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+    assert ended.stdout.split() == ["check"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.deviations import Deviation, apply, load_deviations, unmatched
+from parity.deviations import Deviation, OracleFact, apply, load_deviations, load_oracle_facts, unmatched
 from parity.errors import CaseError
 from parity.verdict import Status, Verdict
 
@@ -92,7 +92,7 @@ def test_the_committed_list_is_valid() -> None:
         pytest.param(TEXT.replace('"rounds twice"', '" "'), "reason must be a sentence", id="empty"),
         pytest.param(TEXT.replace('"issue 7"', "7"), "link must be a sentence", id="number"),
         pytest.param(TEXT.replace('"oracle"', '"engine"'), "faults of the engine are mended", id="engine"),
-        pytest.param("deviation = 3\n", "write [[deviation]] tables", id="no-table"),
+        pytest.param("deviation = 3\n", "write [[deviation]] and [[oracle_fact]] tables", id="no-table"),
         pytest.param("other = 3\n", "unknown other", id="unknown"),
         pytest.param("[[deviation]\n", "cannot be read", id="no-toml"),
     ],
@@ -107,3 +107,49 @@ def test_a_malformed_list_is_refused_with_the_reason(write: Callable[[str], Path
 def test_a_missing_list_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match="cannot be read"):
         load_deviations(tmp_path / "deviations.toml")
+
+
+FACT = OracleFact(
+    name="window_ignored",
+    oracle="mlx-lm",
+    version="0.32.2",
+    side="oracle",
+    what="it is not read",
+    right="a window",
+    link="not reported",
+)
+FACT_TEXT = """
+[[oracle_fact]]
+name = "window_ignored"
+oracle = "mlx-lm"
+version = "0.32.2"
+side = "oracle"
+what = "it is not read"
+right = "a window"
+link = "not reported"
+"""
+
+
+def test_a_fact_is_read_as_it_is_written_and_is_no_deviation(write: Callable[[str], Path]) -> None:
+    file = write(TEXT + FACT_TEXT)
+    assert load_oracle_facts(file) == (FACT,)
+    assert load_deviations(file) == (ENTRY,)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        pytest.param(FACT_TEXT.replace('right = "a window"', ""), "where", id="missing"),
+        pytest.param(FACT_TEXT + 'pattern = "*"\n', "where", id="no-pattern-can-be-written"),
+        pytest.param(FACT_TEXT.replace('"a window"', '""'), "right must be a sentence", id="empty"),
+        pytest.param(
+            FACT_TEXT.replace('"oracle"\nwhat', '"engine"\nwhat'), "faults of the engine are mended", id="engine"
+        ),
+        pytest.param(FACT_TEXT * 2, "mlx-lm has two facts named window_ignored", id="twice"),
+    ],
+)
+def test_a_malformed_fact_is_refused_with_the_reason(write: Callable[[str], Path], text: str, fault: str) -> None:
+    with pytest.raises(CaseError, match=r"deviations\.toml") as error:
+        load_oracle_facts(write(text))
+
+    assert fault in str(error.value)

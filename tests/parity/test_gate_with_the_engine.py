@@ -34,7 +34,7 @@ def case() -> Case:
 def judged(case: Case, tmp_path: Path) -> Callable[[], Verdict]:
     """Keep today's trace as the golden, and judge whatever the engine says later."""
     snapshot = ensure_snapshot("llama-tiny")
-    runner = EngineRunner()
+    runner = EngineRunner(kernels=None)
     trace, provenance = runner.run(case, snapshot), runner.provenance()
     golden = Golden.of(case, trace, snapshot_files=snapshot.logit_files, provenance=provenance, history=())
     golden.save(golden_path(case, version="0.0", root=tmp_path / "goldens"))
@@ -42,7 +42,7 @@ def judged(case: Case, tmp_path: Path) -> Callable[[], Verdict]:
     def judged() -> Verdict:
         (verdict,) = check(
             (case,),
-            lambda: EngineRunner(),  # noqa: PLW0108 - a factory of its own for each call: the gate keeps one runner each
+            lambda: EngineRunner(kernels=None),
             find_snapshot=lambda _: snapshot,
             every_name={NAME},
             root=tmp_path / "goldens",

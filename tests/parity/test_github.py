@@ -35,3 +35,15 @@ def test_nothing_can_break_out_of_its_line_or_property() -> None:
 @pytest.mark.parametrize("status", [Status.IDENTICAL, Status.KNOWN_DEVIATION, Status.MEASURED_OK])
 def test_what_passes_is_not_annotated(status: Status) -> None:
     assert annotations((Verdict(name="toy/x", status=status, what=""),), PLACES) == []
+
+
+def test_more_than_github_shows_of_a_step_are_named_in_the_last_line() -> None:
+    many = tuple(Verdict(name=f"toy/{n}", status=Status.ERROR, what="") for n in range(12))
+
+    lines = annotations(many, {})
+
+    assert len(lines) == 10
+    assert lines[8] == "::error title=ERROR toy/8::"
+    assert lines[9] == "::error title=3 more that do not pass::ERROR toy/9%0AERROR toy/10%0AERROR toy/11"
+    assert len(annotations(many[:10], {})) == 10
+    assert annotations(many[:10], {})[9] == "::error title=ERROR toy/9::"

@@ -127,7 +127,7 @@ def test_the_message_of_a_difference_to_the_letter(
         f"  first     [0, 3]: expected 0x{bits[3]:08x} ({old}), actual 0x{bits[3] ^ 1:08x} ({new}), 1 ULP",
         f"  count     2 of 16 elements, at most 2 ULP; top-1 agrees, margin {margin}",
         "  earliest  model.layers.1",
-        "  next      assay check 'toy/f32/fp/greedy/p3-whole' --traces traces, then assay diff",
+        "  next      assay explain 'toy/f32/fp/greedy/p3-whole'",
     ]
 
 

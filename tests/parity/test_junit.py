@@ -3,6 +3,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from parity.junit import junit_xml
+from parity.matrix import Place
 from parity.verdict import Status, Verdict
 
 
@@ -27,7 +28,7 @@ def test_suites_are_snapshots_and_cases_keep_their_order() -> None:
         ("b.f32", "y"),
         ("a.f32", "x"),
     ]
-    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "1")
+    assert (root.get("tests"), root.get("failures"), root.get("errors"), root.get("skipped")) == ("3", "1", "1", "0")
     assert (root[0].get("tests"), root[0].get("failures"), root[0].get("errors")) == ("2", "0", "1")
 
 
@@ -62,6 +63,16 @@ def test_text_that_xml_cannot_carry_is_replaced_and_markup_is_escaped() -> None:
 
     assert text is not None
     assert "a\ufffd[31m \ufffd <b> & \ufffd \ufffd ü" in text
+
+
+def test_a_case_carries_the_file_and_line_that_make_it() -> None:
+    known = {"toy/f32/x": Place(file="toy.toml", line=7)}
+    both = (verdict(Status.DIFFERENT, "toy/f32/x"), verdict(Status.STALE_GOLDEN, "toy/f32/gone"))
+
+    first, second = ET.fromstring(junit_xml(both, known)).iter("testcase")  # noqa: S314 - our own output
+
+    assert (first.get("file"), first.get("line")) == ("parity/cases/toy.toml", "7")
+    assert (second.get("file"), second.get("line")) == (None, None)
 
 
 def test_the_report_is_utf8_with_a_declaration_and_no_time_stamp() -> None:

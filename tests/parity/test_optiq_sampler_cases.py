@@ -46,7 +46,7 @@ JSON: dict[str, Any] = {
     "batch": 1,
     "seed": 0,
 }
-CASES = [case for case in load_cases() if case.oracle == "mlx-optiq"]
+CASES = [case for case in load_cases() if case.oracle == "mlx-optiq" and case.sampling is not None]
 PLATFORM = "linux-x86_64-cpu"
 (FOLDER,) = GOLDENS.glob(f"mlx-optiq-*/{PLATFORM}")
 (MLX_LM,) = GOLDENS.glob(f"mlx-lm-*/{PLATFORM}")

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError
 from engine.families import cohere2
 from engine.families.cohere2 import FIXED, Config
 from engine.generate import steps
@@ -42,14 +42,9 @@ def test_every_fourth_layer_remembers_all_and_the_others_a_window(model: CausalM
     assert [cache.kind for cache in model.make_caches()] == ["rotating-w16-k0"] * 3 + ["plain"]
 
 
-def test_keys_and_values_of_a_ring_are_not_packed(model: CausalModel) -> None:
-    with pytest.raises(RequestError) as caught:
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8, group_size=64))
-    assert str(caught.value) == (
-        "the model's keys and values cannot be packed\n"
-        "  reason  its caches are rotating-w16-k0\n"
-        "  next    use the KV mode fp"
-    )
+def test_keys_and_values_of_a_ring_are_packed_too(model: CausalModel) -> None:
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8, group_size=64))
+    assert [cache.kind for cache in step.caches] == ["rotating-quantized-w16-k0-b8-g64"] * 3 + ["quantized-b8-g64"]
 
 
 @pytest.mark.parametrize("key", FIXED)

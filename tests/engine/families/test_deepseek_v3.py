@@ -173,7 +173,7 @@ def test_a_single_query_that_is_not_absorbed_is_found(monkeypatch: Plant) -> Non
 
 @needs_goldens
 def test_a_mask_that_shows_the_future_is_found(monkeypatch: Plant) -> None:
-    monkeypatch.setattr(deepseek_v3, "allowed_positions", lambda _L, *, before: None)  # noqa: ARG005 - as called
+    monkeypatch.setattr(deepseek_v3, "mask_of", lambda _cache, _L: None)
     status, earliest = found(TAPS)
     assert (status, earliest) == ("DIFFERENT", "model.layers.1.self_attn.unembed_out")  # layer 0 caches nothing wrong
 

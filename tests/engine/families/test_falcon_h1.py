@@ -230,7 +230,7 @@ def test_logits_without_their_factor_are_found(monkeypatch: Plant) -> None:
 @needs_goldens
 def test_a_convolution_that_forgets_is_found_there(monkeypatch: Plant) -> None:
     right = ShortConvolution.__call__
-    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state: right(self, x, None))
+    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state, _ends=None: right(self, x, None))
     assert found(TAPS) == ("DIFFERENT", f"{SCAN}.conv1d")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.errors import CheckpointError, ConfigError, RequestError
+from engine.errors import CheckpointError, ConfigError
 from engine.families import gemma3_text
 from engine.families.gemma3_text import Attention, Config, residual_sum
 from engine.generate import steps
@@ -65,12 +65,13 @@ def test_a_config_that_demands_a_head_of_its_own_gets_one_or_is_refused(
         open_model(hub_copy, dtype="f32")
 
 
-def test_layers_remember_a_window_or_all_and_cannot_be_packed() -> None:
+def test_layers_remember_a_window_or_all_and_can_be_packed() -> None:
     model = open_model(ensure_snapshot("gemma3_text-tiny").path, dtype="f32")
     assert [cache.kind for cache in model.make_caches()] == ["rotating-w16-k0"] * 2 + ["plain", "rotating-w16-k0"]
     assert (model.vocabulary, model.head_width, model.no_packed_kv) == (512, 64, None)
-    with pytest.raises(RequestError, match=r"its caches are rotating-w16-k0"):
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8))
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8))
+    ring = "rotating-quantized-w16-k0-b8-g64"
+    assert [cache.kind for cache in step.caches] == [ring, ring, "quantized-b8-g64", ring]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from engine import parallel_experts, per_layer_input, shared_kv_attention
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError
 from engine.families import gemma4_text
 from engine.families.gemma4_text import Block, Config
 from engine.generate import steps
@@ -48,16 +48,11 @@ def test_layers_remember_a_window_or_all() -> None:
     assert (model.vocabulary, model.head_width, model.no_packed_kv) == (512, 64, None)
 
 
-def test_layers_that_share_remember_nothing_and_forbid_packing() -> None:
+def test_layers_that_share_remember_nothing_and_read_packed_keys_too() -> None:
     model = open_model(ensure_snapshot("gemma4_text_ple_kvshared-tiny").path, dtype="f32")
     assert [cache.kind for cache in model.make_caches()] == ["rotating-w16-k0", "plain"] * 2
-    with pytest.raises(RequestError) as caught:
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8))
-    assert str(caught.value) == (
-        "the model's keys and values cannot be packed\n"
-        "  reason  its last layers read those of earlier ones\n"
-        "  next    use the KV mode fp"
-    )
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8))
+    assert [cache.kind for cache in step.caches] == ["rotating-quantized-w16-k0-b8-g64", "quantized-b8-g64"] * 2
 
 
 def test_without_layer_types_every_fifth_layer_is_full(raw: dict[str, Any]) -> None:

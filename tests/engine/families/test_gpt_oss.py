@@ -14,6 +14,7 @@ import pytest
 from engine import expert_blocks
 from engine.activation import clipped_swiglu
 from engine.cache.convert import KVMode
+from engine.cache.protocol import Tiling
 from engine.cache.rotating import RotatingCache
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.families import gpt_oss
@@ -68,15 +69,17 @@ def test_layers_remember_a_window_and_all_in_turns(raw: dict[str, Any]) -> None:
     assert [Config.read(raw).window(layer) for layer in range(4)] == [16, None, 16, None]
 
 
-def test_attention_with_sinks_has_no_packed_keys() -> None:
+def test_attention_with_sinks_reads_packed_keys_but_not_in_tiles() -> None:
     model = open_model(ensure_snapshot("gpt_oss-tiny").path, dtype="f32")
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8, group_size=64))
+    assert [cache.kind for cache in step.caches] == ["rotating-quantized-w16-k0-b8-g64", "quantized-b8-g64"] * 2
     with pytest.raises(RequestError) as caught:
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8, group_size=64))
+        steps(model, [1], num_steps=1, kv=KVMode(bits=8, tiling=Tiling(lifted=True)))
     assert str(caught.value) == (
-        "the model's keys and values cannot be packed\n"
-        "  reason  its attention has sinks\n"
-        "  next    use the KV mode fp"
-    )  # fmt: skip
+        "attention with sinks is not tiled\n"
+        "  reason  the oracle gives it up for attention over all positions at once, without a word\n"
+        "  next    use the same KV mode without tiles"
+    )
 
 
 @pytest.mark.parametrize(

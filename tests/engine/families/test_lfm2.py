@@ -127,7 +127,7 @@ def test_without_a_fault_the_engine_is_the_oracle() -> None:
 @needs_goldens
 def test_a_convolution_that_forgets_is_found_there(monkeypatch: Plant) -> None:
     right = ShortConvolution.__call__
-    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state: right(self, x, None))
+    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state, _ends=None: right(self, x, None))
     assert found(TAPS) == ("DIFFERENT", f"{CONV}.conv")
 
 

@@ -101,7 +101,7 @@ def test_blocks_that_take_their_epsilon_from_the_config_are_found(monkeypatch: P
 @needs_goldens
 def test_a_convolution_that_forgets_is_found_there(monkeypatch: Plant) -> None:
     right = ShortConvolution.__call__
-    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state: right(self, x, None))
+    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state, _ends=None: right(self, x, None))
     assert found(TAPS) == ("DIFFERENT", f"{MIXER}.conv1d")
 
 
@@ -109,7 +109,7 @@ def test_a_convolution_that_forgets_is_found_there(monkeypatch: Plant) -> None:
 def test_a_window_that_is_one_position_late_is_found_there(monkeypatch: Plant) -> None:
     right = ShortConvolution.__call__
 
-    def late(self: ShortConvolution, x: mx.array, state: mx.array | None) -> tuple[mx.array, mx.array]:
+    def late(self: ShortConvolution, x: mx.array, state: mx.array | None, *_: object) -> tuple[mx.array, mx.array]:
         y, kept = right(self, x, state)
         return y, mx.roll(kept, 1, axis=1)
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.errors import CheckpointError, ConfigError, RequestError
+from engine.errors import CheckpointError, ConfigError
 from engine.families import ministral3
 from engine.families.ministral3 import Config, query_growth
 from engine.generate import steps
@@ -50,10 +50,10 @@ def test_caches_are_as_the_layers_say() -> None:
         assert (model.head_width, model.vocabulary, model.no_packed_kv) == (64, 512, None)
 
 
-def test_keys_and_values_of_a_ring_are_not_packed() -> None:
+def test_keys_and_values_of_a_ring_are_packed_too() -> None:
     model = open_model(ensure_snapshot("ministral3_sliding-tiny").path, dtype="f32")
-    with pytest.raises(RequestError, match=r"(?s)cannot be packed\n  reason  its caches are rotating-w24-k0\n"):
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8, group_size=64))
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8, group_size=64))
+    assert [cache.kind for cache in step.caches] == ["rotating-quantized-w24-k0-b8-g64", "quantized-b8-g64"] * 2
 
 
 def test_queries_grow_from_the_context_on(raw: Mapping[str, Any]) -> None:

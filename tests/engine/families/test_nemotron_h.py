@@ -210,7 +210,7 @@ def test_another_scale_of_the_scores_is_found_in_the_first_attention(monkeypatch
 @needs_goldens
 def test_a_convolution_that_forgets_is_found_there(monkeypatch: Plant) -> None:
     right = ShortConvolution.__call__
-    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state: right(self, x, None))
+    monkeypatch.setattr(ShortConvolution, "__call__", lambda self, x, _state, _ends=None: right(self, x, None))
     assert found(TAPS) == ("DIFFERENT", f"{SCAN}.conv1d")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cache.convert import KVMode
 from engine.cache.rotating import RotatingCache
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError
 from engine.families import olmo3
 from engine.families.olmo3 import Config
 from engine.generate import steps
@@ -53,14 +53,9 @@ def test_only_layers_that_see_all_positions_are_scaled(raw: Mapping[str, Any]) -
     assert config.rope(window=None).gain > 1.2
 
 
-def test_keys_and_values_of_a_ring_are_not_packed(model: CausalModel) -> None:
-    with pytest.raises(RequestError) as caught:
-        steps(model, [1], num_steps=1, kv=KVMode(bits=8, group_size=64))
-    assert str(caught.value) == (
-        "the model's keys and values cannot be packed\n"
-        "  reason  its caches are rotating-w16-k0\n"
-        "  next    use the KV mode fp"
-    )
+def test_keys_and_values_of_a_ring_are_packed_too(model: CausalModel) -> None:
+    (step,) = steps(model, [1, 2], num_steps=1, kv=KVMode(bits=8, group_size=64))
+    assert [cache.kind for cache in step.caches] == ["rotating-quantized-w16-k0-b8-g64"] * 3 + ["quantized-b8-g64"]
 
 
 def test_another_activation_is_refused(raw: Mapping[str, Any]) -> None:

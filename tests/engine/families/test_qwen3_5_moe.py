@@ -197,7 +197,7 @@ def test_a_convolution_that_forgets_is_found_in_it(monkeypatch: Plant) -> None:
     monkeypatch.setattr(
         short_convolution.ShortConvolution,
         "__call__",
-        lambda self, x, state: right(self, x, None if state is None else mx.zeros_like(state)),
+        lambda self, x, state, _ends=None: right(self, x, None if state is None else mx.zeros_like(state)),
     )
     assert found(TAPS) == ("DIFFERENT", f"{LINEAR}.conv1d")
 

@@ -185,16 +185,22 @@ def test_without_a_fault_the_engine_is_the_oracle() -> None:
     assert found(TAPS) == ("IDENTICAL", None)
 
 
-def shifted(self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None) -> Any:
+def shifted(
+    self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None, _ends: Any = None
+) -> Any:
     y, kept = RIGHT_CONVOLUTION(self, x_BLC, state)
     return y, mx.roll(kept, 1, axis=1)
 
 
-def forgetful(self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None) -> Any:
+def forgetful(
+    self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None, _ends: Any = None
+) -> Any:
     return RIGHT_CONVOLUTION(self, x_BLC, None if state is None else mx.zeros_like(state))
 
 
-def looking_ahead(self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None) -> Any:
+def looking_ahead(
+    self: short_convolution.ShortConvolution, x_BLC: mx.array, state: mx.array | None, _ends: Any = None
+) -> Any:
     return RIGHT_CONVOLUTION(replace(self, weight=self.weight[:, ::-1]), x_BLC, state)
 
 

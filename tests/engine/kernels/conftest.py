@@ -2,14 +2,20 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
-from engine.kernels.driver import NAN, Driver, Form, compiled
+from engine.kernels.driver import NAN, SMALL_FLOATS, Driver, Form, compiled
+from engine.kernels.fields import NORMED
+from engine.kernels.step import StepCode, step_code
 from parity.home import assay_home
 
-FORMS = tuple(Form(stored=stored, bits=bits) for stored in ("f32", "bf16", "f16") for bits in (None, 2, 3, 4, 5, 6, 8))
+FORMS = (
+    *(Form(stored=stored, bits=bits) for stored in ("f32", "bf16", "f16") for bits in (None, 2, 3, 4, 5, 6, 8)),
+    *(Form(stored=s, bits=bits, mode=mode) for s in ("f32", "bf16", "f16") for mode, (bits, _) in SMALL_FLOATS.items()),
+)
 
 ROWS, Y, WIDTH, CONTROL = 1, 7, 8, 10  # arguments of a driver
 
@@ -18,6 +24,32 @@ ROWS, Y, WIDTH, CONTROL = 1, 7, 8, 10  # arguments of a driver
 def driver() -> Callable[[Form], Driver]:
     """The compiled product of a form."""
     return lambda form: compiled(form, assay_home() / "kernels")
+
+
+@pytest.fixture(scope="session")
+def step() -> StepCode:
+    """The compiled step."""
+    return step_code(assay_home() / "kernels")
+
+
+@pytest.fixture(scope="session")
+def wrong_step(step: StepCode) -> Callable[..., StepCode]:
+    """A step that flips the lowest bit of one float of what a call leaves in NORMED: `wrong_step(from_call=, at=)`."""
+
+    def make(*, from_call: int = 0, at: int = 0) -> StepCode:
+        calls = count()
+
+        def run(parts: int, number: int, context: int, control: int) -> int:
+            done: int = step.run(parts, number, context, control)
+            if next(calls) >= from_call:
+                buffer = ctypes.c_int64.from_address(context + 8 * NORMED).value
+                if buffer:
+                    ctypes.c_uint32.from_address(buffer + 4 * at).value ^= 0x10000
+            return done
+
+        return replace(step, run=run)
+
+    return make
 
 
 @pytest.fixture(params=FORMS, ids=lambda form: form.name)

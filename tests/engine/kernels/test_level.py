@@ -29,6 +29,7 @@ def make(tmp_path: Path, driver: Callable[[Form], Driver]) -> Callable[..., Kern
         return Kernels(
             folder=tmp_path,
             say=[].append if said is None else said.append,
+            level="linear",
             threads=2,
             compile=lambda form, _: wrong(driver(form)),
         )
@@ -128,7 +129,7 @@ def test_a_kernel_that_cannot_be_compiled_leaves_the_model_plain(tmp_path: Path,
         raise OSError("the disk is full")
 
     said: list[str] = []
-    kernels = Kernels(folder=tmp_path, say=said.append, compile=broken)
+    kernels = Kernels(folder=tmp_path, say=said.append, level="linear", compile=broken)
     assert kernels.put_into(llama(), name=None) is llama()
     assert kernels.used == "plain (kernel dense-bf16 cannot be used here)"
     assert [message.splitlines() for message in said] == [
@@ -148,8 +149,11 @@ def test_nothing_is_replaced_on_a_gpu(
     model, kernels = llama(), make(said)
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
     assert kernels.put_into(model, name=None) is model
+    assert kernels.put_into(model, name=None) is model
     assert kernels.used == "plain (the default device is a GPU)"
-    assert said == []
+    assert [message.splitlines() for message in said] == [
+        ["kernels are for the CPU; the default device is a GPU", "  instead  plain mlx operations"]
+    ]
 
 
 def test_float32_models_prove_the_two_byte_kernel_too(llama: Llama) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from engine.kernels import layout
-from engine.kernels.driver import Driver, Form
+from engine.kernels.blocks import LINE, address_of, blocks_of, rows_of
+from engine.kernels.driver import SMALL_FLOATS, Driver, Form
 from engine.kernels.layout import supported
 from engine.kernels.matrix import FastMatrix, plain_product
 from engine.kernels.team import Team
-from engine.kernels.verify import DTYPES, Probe, packed
+from engine.kernels.verify import DTYPES, Probe, packed, small_floats
 from engine.linear import Packed
 from engine.quantization import Format
 
@@ -30,6 +31,8 @@ def weight_of(form: Form, normal: Normal, outputs: int = 67) -> mx.array | Packe
     if form.bits is None:
         return normal(1, (outputs, 96), dtype)
     probe = Probe(rows=1, inner=96, outputs=outputs)
+    if form.mode in SMALL_FLOATS:
+        return small_floats(np.random.default_rng(3), probe, form.mode)
     return packed(np.random.default_rng(3), probe, form.bits, lambda *shape: normal(2, shape, dtype))
 
 
@@ -41,8 +44,12 @@ def test_the_layout_gives_the_matrix_back(form: Form, fast: Any, normal: Normal,
     restored = matrix.restored()
     if isinstance(weight, Packed):
         same_words(weight.weight, restored.weight)
-        same_bits(weight.scales, restored.scales)
-        same_bits(weight.biases, restored.biases)
+        if form.mode in SMALL_FLOATS:
+            same_words(weight.scales, restored.scales)
+            assert weight.biases is restored.biases is None
+        else:
+            same_bits(weight.scales, restored.scales)
+            same_bits(weight.biases, restored.biases)
         assert restored.format == weight.format
     else:
         same_bits(weight, restored)
@@ -107,8 +114,8 @@ def test_no_rows_give_no_rows(fast: Any, normal: Normal) -> None:
 def test_what_has_no_compiled_product_is_not_supported(normal: Normal) -> None:
     words = mx.zeros((8, 8), mx.uint32)
     floats = mx.zeros((8, 2))
-    mx4 = Packed(
-        weight=words, scales=mx.zeros((8, 2), mx.uint8), biases=None, format=Format(bits=4, group_size=32, mode="mxfp4")
+    no_bytes = Packed(
+        weight=words, scales=mx.zeros((8, 2)), biases=None, format=Format(bits=4, group_size=32, mode="mxfp4")
     )
     stacked = Packed(
         weight=words[None],
@@ -116,7 +123,7 @@ def test_what_has_no_compiled_product_is_not_supported(normal: Normal) -> None:
         biases=floats[None],
         format=Format(bits=4, group_size=32, mode="affine"),
     )
-    for weight in (mx4, stacked, normal(0, (2, 3, 4)), words, object()):
+    for weight in (no_bytes, stacked, normal(0, (2, 3, 4)), words, object()):
         assert supported(weight) is None
     assert supported(normal(0, (2, 3))) is not None
 
@@ -126,3 +133,30 @@ def test_float16_needs_a_cpu_that_converts_it(normal: Normal, monkeypatch: pytes
     monkeypatch.setattr(layout, "has_half_precision", lambda: False)
     assert supported(normal(0, (2, 3), mx.float16)) is None
     assert supported(normal(0, (2, 3), mx.bfloat16)) is not None
+
+
+@pytest.mark.parametrize("mode", SMALL_FLOATS)
+def test_small_floats_are_laid_out_once_for_activations_of_every_dtype(
+    mode: str, fast: Any, normal: Normal, same_bits: Same
+) -> None:
+    weight = small_floats(np.random.default_rng(5), Probe(rows=1, inner=64, outputs=40), mode)
+    matrix = fast(weight)
+    for dtype in (mx.float32, mx.bfloat16, mx.float16, mx.float32):
+        x = normal(1, (3, 64), dtype)
+        same_bits(weight.product(x), matrix.product(x))
+    laid = matrix.laid()
+    assert laid.at(mx.bfloat16, "bf16").words is laid.words
+    assert laid.at(mx.bfloat16, "bf16") is laid.at(mx.bfloat16, "bf16")
+
+
+def test_a_product_that_was_not_proved_is_left_to_mlx(normal: Normal, same_bits: Same) -> None:
+    weight = small_floats(np.random.default_rng(5), Probe(rows=1, inner=64, outputs=40), "mxfp4")
+    matrix = FastMatrix(driver={}.get, team=Team(threads=1), plain=weight)
+    x = normal(1, (3, 64), mx.float16)
+    same_bits(weight.product(x), matrix.product(x))
+
+
+def test_blocks_begin_on_a_line_of_the_cache(form: Form, fast: Any, normal: Normal) -> None:
+    laid = fast(weight_of(form, normal)).laid()
+    assert address_of(laid.words) % LINE == 0
+    assert (rows_of(blocks_of(np.arange(70).reshape(7, 10), 4), 7) == np.arange(70).reshape(7, 10)).all()

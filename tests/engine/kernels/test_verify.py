@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from engine.kernels import float_tile
 from engine.kernels import verify as verifying
-from engine.kernels.driver import Driver, Form
+from engine.kernels.driver import SMALL_FLOATS, Driver, Form, compiled
+from engine.kernels.vector_code import VectorCode
 from engine.kernels.verify import ODD, PROBES, SPECIALS, KernelError, Probe, check_probe, once, proven, verify
 
 SHAPES = 60
@@ -18,7 +21,8 @@ def random_probes(form: Form) -> list[Probe]:
     probes = []
     for seed in range(SHAPES):
         group = int(random.choice([32, 64, 128]))
-        inner = int(random.integers(1, 300)) if form.bits is None else group * int(random.integers(1, 4))
+        unit = 32 if form.mode in SMALL_FLOATS else group
+        inner = int(random.integers(1, 300)) if form.bits is None else unit * int(random.integers(1, 4))
         rows = int(random.choice([1, 1, 2, 3, 5, 6, 7, 8, 12, 17, 48, 50]))
         special = list(SPECIALS)[seed % len(SPECIALS)]
         outputs = int(random.choice([int(random.integers(1, 200)), 32, 64, 128]))
@@ -80,6 +84,24 @@ def test_the_proof_catches_nan_that_is_not_handed_to_mlx(
 def test_the_proof_catches_weights_of_another_width(driver: Callable[[Form], Driver]) -> None:
     with pytest.raises(KernelError):
         verify(Form(stored="bf16", bits=2), driver(Form(stored="f32", bits=2)))  # without the roundings of bfloat16
+
+
+@pytest.mark.parametrize("lost", ["sign", "half"])
+def test_the_proof_catches_small_floats_that_are_read_wrongly(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, right = Form(stored="f32", bits=4, mode="mxfp4"), float_tile.element
+
+    def wrong(code: VectorCode, packed: Any, bits: int) -> Any:
+        b = code.builder
+        if lost == "sign":
+            return right(code, b.and_(packed, code.word(7)), bits)
+        is_half = b.icmp_unsigned("==", b.and_(packed, code.word(7)), code.word(1))  # the only subnormal of e2m1
+        return b.select(is_half, code.zero, right(code, packed, bits))
+
+    monkeypatch.setattr(float_tile, "element", wrong)
+    with pytest.raises(KernelError, match="kernel mxfp4-f32 does not give mlx's bits here"):
+        verify(form, compiled.__wrapped__(form, tmp_path))
 
 
 def test_the_probes_have_the_borders_that_they_promise() -> None:

@@ -62,7 +62,7 @@ def traces(  # noqa: PLR0917 - fixtures
     engine = FakeEngine(made, make_provenance())
     placed = tuple((case, Place(file="toy.toml", line=7)) for case in cases)
     monkeypatch.setattr(check, "placed_cases", lambda: placed)
-    monkeypatch.setattr(check, "engine_runner", lambda: engine)
+    monkeypatch.setattr(check, "EngineRunners", lambda _: lambda: engine)
     monkeypatch.setattr(check, "find_snapshot", make_snapshot)
     monkeypatch.setattr(check, "check", partial(gate.check, root=goldens, platform=PLATFORM))
     return made
@@ -163,8 +163,28 @@ def test_traces_are_kept_for_diff(traces: dict[str, Trace], tmp_path: Path) -> N
     assert Trace.load(tmp_path / "t" / NAMES[0]) == traces[NAMES[0]]
 
 
-def test_the_engine_is_the_default_runner() -> None:
-    assert check.engine_runner().name == "engine"
+def test_the_engine_is_the_default_runner(tmp_path: Path) -> None:
+    assert check.EngineRunners(tmp_path)().name == "engine"
+    assert check.EngineRunners(tmp_path) == check.EngineRunners(
+        tmp_path
+    )  # a worker keeps one runner for equal factories
+
+
+def test_how_many_verdicts_came_from_which_kernels_is_told(
+    traces: dict[str, Trace], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del traces  # they are in place
+    judge = gate.check_one
+    levels = ["plain (kernel x does not give mlx's bits here)", "fused"]
+
+    def told(task: Any, factory: Any) -> Any:
+        verdict = judge(task, factory)
+        used = replace(verdict.judged, switches={"ASSAY_KERNELS": levels.pop()})
+        return replace(verdict, judged=used)
+
+    monkeypatch.setattr(gate, "check_one", told)
+    assert run() == 0
+    assert "kernels: 1 fused, 1 plain (kernel x does not give mlx's bits here)\n" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -198,3 +218,57 @@ def test_an_opt_in_case_that_is_named_is_judged_like_any_other(
 ) -> None:
     assert run("gemma3-270m/*") == 1
     assert f"MISSING_GOLDEN  no golden of {opt_in_case}" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("wrong")
+def test_a_job_s_summary_is_added_where_github_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+
+    assert run() == 1
+    assert summary.read_text() == "before\n", "only --github writes it"
+    assert run("--github") == 1
+    assert summary.read_text().startswith("before\n## ✗ assay check: 2 cases: 1 IDENTICAL, 1 DIFFERENT\n")
+
+
+@pytest.mark.usefixtures("wrong")
+def test_what_was_found_is_left_on_disk_for_the_report(results_folder: Path, tmp_path: Path) -> None:
+    assert run("*/p2-*") == 1
+    left = json.loads((results_folder / "check.json").read_text())
+    assert (left["pattern"], left["counts"]) == ("*/p2-*", {"DIFFERENT": 1})
+    assert left["cases"][0]["place"] == {"file": "parity/cases/toy.toml", "line": 7}
+
+    assert run("--results", str(tmp_path / "mine")) == 1
+    assert json.loads((tmp_path / "mine" / "check.json").read_text())["counts"] == {"IDENTICAL": 1, "DIFFERENT": 1}
+
+
+def test_traces_of_another_engine_are_judged_by_the_same_gate(
+    traces: dict[str, Trace],
+    make_provenance: Callable[..., Provenance],
+    flip: Callable[..., Tensor],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, trace in traces.items():
+        trace.save(tmp_path / "theirs" / name)
+    ground = make_provenance().to_json()
+    said = {"platform": ground["platform"], "device": ground["device"], "packages": ground["packages"]}
+    (tmp_path / "theirs" / "provenance.json").write_text(json.dumps(said))
+
+    assert run("--from", str(tmp_path / "theirs")) == 0
+    assert "2 cases: 2 IDENTICAL" in capsys.readouterr().out
+
+    wrong = replace(
+        traces[NAMES[0]], tensors={**traces[NAMES[0]].tensors, "logits/0": flip(traces[NAMES[0]].logits(0))}
+    )
+    wrong.save(tmp_path / "theirs" / NAMES[0])
+    (tmp_path / "theirs" / NAMES[1] / "trace.json").unlink()
+    assert run("--from", str(tmp_path / "theirs")) == 1
+    out = capsys.readouterr().out
+    assert "2 cases: 1 DIFFERENT, 1 ERROR" in out
+    assert f"there is no trace of {NAMES[1]}" in out
+
+    (tmp_path / "theirs" / "provenance.json").unlink()
+    assert run("--from", str(tmp_path / "theirs")) == 2
+    assert capsys.readouterr().err.startswith("the traces do not say what they rest on: provenance.json")

@@ -172,3 +172,22 @@ def test_a_snapshot_without_a_chat_template_says_how_to_do_without(
 def test_the_real_model_knows_the_capital_of_france(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "smollm2-135m", "What is the capital of France?"]) == 0
     assert capsys.readouterr().out == "The capital of France is Paris.\n"
+
+
+def test_text_comes_from_the_kernels_that_are_asked_for(
+    snapshot: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put: list[str] = []
+
+    class Put:
+        def put_into(self, model: Any, *, name: str) -> Any:
+            put.append(name)
+            return model
+
+    monkeypatch.setattr(generate, "chosen_kernels", Put)
+    assert cli.main(["generate", snapshot, "hi", "--max-tokens", "1"]) == 0
+    monkeypatch.setattr(generate, "chosen_kernels", lambda: None)
+    assert cli.main(["generate", snapshot, "hi", "--max-tokens", "1"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second
+    assert [len(name) for name in put] == [32]

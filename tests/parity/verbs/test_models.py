@@ -64,7 +64,7 @@ def test_fetch_prints_digests_and_the_folder_and_progress_elsewhere(
         *(f"{digest}  {file}" for file, digest in TINY.files.items()),
         f"{home}/models/llama-tiny",
     ]
-    assert err.splitlines() == ["drawing llama-tiny", "hashing llama-tiny"]
+    assert err.splitlines() == ["drawing llama-tiny", "hashing llama-tiny", "1 of 1  ready  llama-tiny"]
 
 
 def test_fetch_as_json_is_one_object(capsys: pytest.CaptureFixture[str], home: Path) -> None:

@@ -10,7 +10,7 @@ from parity.errors import OracleError, UsageError
 from parity.verbs import oracles
 
 EVERY = list(load_oracles(on_demand=True))
-BUILT_UNNAMED = [name for name, oracle in load_oracles(on_demand=True).items() if not oracle.from_source]
+BUILT_UNNAMED = ["mlx-lm", "mlx-optiq"]  # what the gate and the goldens of every platform need
 
 
 def run(*arguments: str, as_json: bool = False) -> int:

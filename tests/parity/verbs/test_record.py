@@ -42,7 +42,7 @@ def test_recording_writes_goldens_says_how_many_and_shows_progress_in_plain_line
     assert run() == 0
     said = capsys.readouterr()
     assert said.out == "3 new\n"
-    assert said.err.splitlines() == [f"{i + 1}/3 {case.name} new" for i, case in enumerate(CASES)]
+    assert said.err.splitlines() == [f"{i + 1} of 3  new  {case.name}" for i, case in enumerate(CASES)]
     for case in CASES:
         Golden.load(golden_path(case, version="1.0", root=shop.goldens))
 

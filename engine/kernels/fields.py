@@ -1,0 +1,43 @@
+"""The words that a step's compiled parts are told by: the context of a call and the fields of each part.
+
+Every word is an int64: an address, a number, or, where a comment says float32, a float in the low half. The step reads them;
+the program writes them. Guarantees: parts of one kind differ in their fields alone, so one compiled variant serves all models.
+"""
+
+from typing import Final
+
+# Words of the context of a call. The addresses of buffers, float32 rows, are words of it too.
+ROWS, OFFSET, ROUNDING, THREADS, SLABS, SCRATCH, SCRATCH_SIZE, RINGS, POSITIONS = range(9)  # how many, where, and so on
+STREAM, NORMED, QUERIES, KEYS, VALUES, TURNED, FRESH, ATTENDED, GATE, UP, GATED, SUMS = range(12, 24)  # buffers
+TABLES: Final = 24  # addresses of cosines, then sines, of each rotation in turn
+CONTEXT_WORDS: Final = 40
+
+# Fields of every part. SYNC: what follows reads what this part, or one since the last sync, has written.
+KIND, CODE, SYNC, X, Y = range(5)
+PRODUCT, OTHER = 0, 1
+FIELDS: Final = 40
+
+# A product. X and Y are words of the context.
+INNER, WEIGHT, SCALES, BIASES, SHIFT, WIDTH, BLOCKS = range(5, 12)
+
+# A norm: STREAM += [norm of] (X + bias), then Y = norm of STREAM. X and Y as above, X 0 where nothing is added. BIAS, POST and
+# N_WEIGHT are addresses of float32, 0 for none. N_EPS, POST_EPS, N_INVERSE (1 / width): float32.
+N_INNER, X_WIDTH, BIAS, POST, N_WEIGHT, N_EPS, POST_EPS, N_INVERSE = range(5, 13)
+
+# Rotation and storing. GROUPS: heads of keys; GROUP: heads of queries a group; HEAD: elements of one, HEAD_BLOCKS: blocks of
+# columns that it takes. *_BIAS, *_NORM: addresses of float32, 0 for none. TABLE: word of the context, 0 for no rotation.
+# TURNING: elements that turn. NEIGHBOURS: pairs are neighbours rather than halves. H_EPS, H_INVERSE, GAIN, SCALE: float32.
+GROUPS, GROUP, HEAD, HEAD_BLOCKS, COLUMNS, LAYER = range(5, 11)
+Q_WIDTH, K_WIDTH, V_WIDTH, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, H_EPS, H_INVERSE = range(11, 21)
+TABLE, TURNING, NEIGHBOURS, HAS_GAIN, GAIN, SCALE = range(21, 27)
+
+# Attention, besides GROUPS to LAYER. WINDOW: positions that a query sees, 0 for all. RING: which of the context's, -1 for none.
+# VALUES_AT: bytes of a slab before its values.
+WINDOW, RING, VALUES_AT = range(27, 30)
+
+# The gated activation: Y = activation(GATE + bias) * (UP + bias). ACTIVATION: which.
+A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION = range(5, 11)
+SWIGLU, GEGLU_APPROX = 0, 1
+
+SLAB: Final = 256  # positions of a slab of keys and values: a multiple of every tile's columns
+MOST_ROWS: Final = 256  # rows of one call

@@ -1,0 +1,264 @@
+"""The parts of a model's forward, with the addresses of its weights: what the compiled step is given to do.
+
+Guarantees: a program is made once for a model and is the same for every call: rows, positions and buffers are in the context.
+It holds what its addresses point to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import mlx.core as mx
+import numpy as np
+
+from engine.kernels import fields as f
+from engine.kernels.attending import scratch_floats
+from engine.kernels.blocks import address_of
+from engine.kernels.driver import Driver, Form
+from engine.kernels.history import Geometry
+from engine.kernels.layout import NAMES, laid_out_for
+from engine.kernels.matrix import FastMatrix, Laid
+from engine.kernels.memory import entry
+from engine.kernels.part_words import (
+    Words,
+    attention_part,
+    floats,
+    gate_part,
+    norm_part,
+    rotation_part,
+    words_of,
+)
+from engine.kernels.plan import LayerPlan, NotFusedError, Plan
+from engine.kernels.step import StepCode
+from engine.kernels.tile import STORED
+from engine.linear import Linear
+from engine.norm import RMSNorm
+from engine.rope import Rope
+
+NO_ROOM: Final = f.CONTEXT_WORDS - f.TABLES  # words for tables: two a rotation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """What a step does.
+
+    Attributes:
+        parts: Fields of each part in turn, [count, FIELDS].
+        geometry: Of slabs.
+        group: Heads of queries that share a head of keys.
+        widths: Floats a row of each buffer, by its word in the context.
+        ropes: Rotations, in the order of their tables.
+        rings: Window of each layer that has one, by layer.
+        rounding: Index into `STORED`.
+        cost: Products of numbers a row.
+        held: Arrays that the parts point to.
+    """
+
+    parts: Words
+    geometry: Geometry
+    group: int
+    widths: dict[int, int]
+    ropes: tuple[Rope, ...]
+    rings: dict[int, int]
+    rounding: int
+    cost: int
+    held: list[Any]
+
+    def scratch(self, rows: int, positions: int) -> int:
+        """Floats a thread for a call of some rows that end at some position."""
+        return scratch_floats(
+            rows=rows,
+            positions=positions,
+            group=self.group,
+            head_blocks=self.geometry.blocks,
+            columns=self.geometry.columns,
+        )
+
+
+def build_program(plan: Plan, code: StepCode, driver: Callable[[Form], Driver | None], *, columns: int) -> Program:
+    """The program of a plan.
+
+    Args:
+        plan: From `plan_of`.
+        code: Compiled parts.
+        driver: Compiled products.
+        columns: Of a block of a float32 product, by which keys and values are stored.
+
+    Raises:
+        NotFusedError: Layers differ in their heads, or there are more rotations than a context has words for.
+    """
+    return _Builder(plan=plan, code=code, driver=driver, columns=columns).program()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Builder:
+    plan: Plan
+    code: StepCode
+    driver: Callable[[Form], Driver | None]
+    columns: int
+    rows: list[Words] = field(default_factory=list)
+    widths: dict[int, int] = field(default_factory=dict)
+    ropes: list[Rope] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    cost: int = 0
+
+    def program(self) -> Program:
+        layers, E = self.plan.layers, self.plan.head_width
+        shapes = {(self._laid(layer.q).outputs // E, self._laid(layer.k).outputs // E) for layer in layers}
+        if len(shapes) != 1:
+            raise NotFusedError("layers whose heads are not alike")
+        ((heads, groups),) = shapes
+        geometry = Geometry(layers=len(layers), groups=groups, width=E, columns=self.columns, dtype=self.plan.dtype)
+        self._room(f.STREAM, self.plan.width)
+        self._room(f.TURNED, heads * E)
+        self._room(f.FRESH, groups * E)
+        self._room(f.ATTENDED, heads * E)
+        pending: tuple[Linear, RMSNorm | None] | None = None
+        rings: dict[int, int] = {}
+        for index, layer in enumerate(layers):
+            self._norm(layer.input_norm, pending)
+            for linear, y in ((layer.q, f.QUERIES), (layer.k, f.KEYS), (layer.v, f.VALUES)):
+                self._product(linear, f.NORMED, y, sync=y == f.VALUES)
+            if layer.window is not None:
+                rings[index] = layer.window
+            self._attention(index, layer, geometry, heads // groups)
+            self._product(layer.o, f.ATTENDED, f.SUMS, sync=True)
+            self._norm(layer.mlp_input_norm, (layer.o, layer.attention_norm))
+            self._product(layer.gate, f.NORMED, f.GATE, sync=False)
+            self._product(layer.up, f.NORMED, f.UP, sync=True)
+            self._gate(layer)
+            self._product(layer.down, f.GATED, f.SUMS, sync=True)
+            pending = layer.down, layer.mlp_norm
+        self._norm(self.plan.norm, pending)
+        return Program(
+            parts=np.array(self.rows, np.int64),
+            geometry=geometry,
+            group=heads // groups,
+            widths=self.widths,
+            ropes=tuple(self.ropes),
+            rings=rings,
+            rounding=STORED.index(NAMES[self.plan.dtype]),
+            cost=self.cost,
+            held=self.held,
+        )
+
+    def _product(self, linear: Linear, x: int, y: int, *, sync: bool) -> None:
+        laid = self._laid(linear)
+        self.held.append(laid)
+        run, width = self.driver(laid.form), width_of(laid)
+        if run is None:
+            raise NotFusedError(f"{linear.path} has no compiled product")
+        inner = self.widths[x]
+        weight, scales, biases = laid.addresses(0)
+        self._add(
+            {
+                f.KIND: f.PRODUCT,
+                f.CODE: entry(run),
+                f.SYNC: sync,
+                f.X: x,
+                f.Y: y,
+                f.INNER: inner,
+                f.WEIGHT: weight,
+                f.SCALES: scales,
+                f.BIASES: biases,
+                f.SHIFT: laid.shift,
+                f.WIDTH: width,
+                f.BLOCKS: laid.blocks,
+            }
+        )
+        self._room(y, width)
+        self.cost += inner * width
+
+    def _norm(self, norm: RMSNorm, added: tuple[Linear, RMSNorm | None] | None) -> None:
+        weight, width = self._address(norm.weight), self.plan.width
+        if added is None:
+            self._add(norm_part(self.code, width=width, weight=weight, eps=norm.eps))
+        else:
+            linear, post = added
+            self._add(
+                norm_part(
+                    self.code,
+                    width=width,
+                    weight=weight,
+                    eps=norm.eps,
+                    sums=width_of(self._laid(linear)),
+                    bias=self._address(linear.bias),
+                    post=0 if post is None else self._address(post.weight),
+                    post_eps=0.0 if post is None else post.eps,
+                )
+            )
+        self._room(f.NORMED, width)
+
+    def _attention(self, index: int, layer: LayerPlan, geometry: Geometry, group: int) -> None:
+        q_norm, k_norm = layer.q_norm, layer.k_norm
+        if (q_norm is None) != (k_norm is None):
+            raise NotFusedError("a norm of queries alone or of keys alone")
+        if q_norm is not None and k_norm is not None and q_norm.eps != k_norm.eps:
+            raise NotFusedError("norms of queries and keys with different eps")
+        rotation = rotation_part(
+            self.code,
+            geometry,
+            layer=index,
+            group=group,
+            widths=tuple(width_of(self._laid(linear)) for linear in (layer.q, layer.k, layer.v)),
+            biases=tuple(self._address(linear.bias) for linear in (layer.q, layer.k, layer.v)),
+            norms=tuple(0 if norm is None else self._address(norm.weight) for norm in (q_norm, k_norm)),
+            eps=0.0 if q_norm is None else q_norm.eps,
+            rope=layer.rope,
+            table=0 if layer.rope is None else self._table(layer.rope),
+            scale=layer.scale,
+        )
+        self._add(rotation)
+        self._add(attention_part(self.code, geometry, layer=index, group=group, window=layer.window))
+
+    def _gate(self, layer: LayerPlan) -> None:
+        gate, up = self._laid(layer.gate), self._laid(layer.up)
+        self._room(f.GATED, gate.outputs)
+        self._add(
+            gate_part(
+                self.code,
+                inner=gate.outputs,
+                widths=(width_of(gate), width_of(up)),
+                biases=(self._address(layer.gate.bias), self._address(layer.up.bias)),
+                activation=layer.activation,
+            )
+        )
+
+    def _laid(self, linear: Linear) -> Laid:
+        laid = laid_out_for(linear.weight.laid(), self.plan.dtype) if isinstance(linear.weight, FastMatrix) else None
+        if laid is None:
+            raise NotFusedError(f"{linear.path} has no compiled product")
+        return laid
+
+    def _add(self, words: dict[int, Any]) -> None:
+        self.rows.append(words_of(words))
+
+    def _room(self, buffer: int, width: int) -> None:
+        self.widths[buffer] = max(width, self.widths.get(buffer, 0))
+
+    def _table(self, rope: Rope) -> int:
+        for i, known in enumerate(self.ropes):
+            if known is rope or _alike(known, rope):
+                return i
+        if len(self.ropes) * 2 >= NO_ROOM:
+            raise NotFusedError("more rotations than it has room for")
+        self.ropes.append(rope)
+        return len(self.ropes) - 1
+
+    def _address(self, weight: mx.array | None) -> int:
+        """Where a float32 copy of a vector stands; 0 for none."""
+        if weight is None:
+            return 0
+        copy = floats(weight)
+        self.held.append(copy)
+        return address_of(copy)
+
+
+def width_of(laid: Laid) -> int:
+    """Floats of a row of a product's sums."""
+    return int(laid.blocks * laid.columns)
+
+
+def _alike(a: Rope, b: Rope) -> bool:
+    plain = a.periods is None and b.periods is None
+    return plain and (a.width, a.base, a.scale) == (b.width, b.base, b.scale)

@@ -1,0 +1,1 @@
+"""The oracle mlx-vlm: its TurboQuant alone. See README.md."""
