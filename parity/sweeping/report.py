@@ -1,6 +1,7 @@
 """The table of a sweep: JSON for programs, Markdown for people.
 
-Guarantees: every row asked stands in the JSON; the Markdown shows each as one sign and lists every difference with its size.
+Guarantees: every row asked stands in the JSON; the Markdown shows each as one sign and lists what is known and
+what is new, a known difference by its first rows.
 Nothing in either depends on the machine's clock, name or folders.
 """
 
@@ -14,6 +15,7 @@ from parity.sweeping.plan import PACKED, PLAIN, WEIGHTS, functions
 from parity.sweeping.row import FUNCTIONS, OPENS, Row
 
 SIGNS: Final[Mapping[str, str]] = {"equal": "=", "rounding": "~", "logic": "X", "raises": "!", "refused": "-"}
+SHOWN: Final = 8  # rows of a known difference
 LEGEND: Final = (
     "`=` equal bits; `~` differs by no more than the order of sums explains (1e-4 of the logits' standard deviation in f32, "
     "0.1 in bf16); `X` differs by more; `!` raises; `-` refused; empty: not asked."
@@ -114,7 +116,8 @@ def _known(subject: str, found: Sorted) -> list[str]:
     lines = ["", "Known differences:", ""] if groups else []
     for finding, rows in groups.values():
         lines.append(f"- {finding.what} Right: {finding.right}")
-        lines += [f"  - {_told(row)}" for row in rows]
+        lines += [f"  - {_told(row)}" for row in rows[:SHOWN]]
+        lines += [f"  - {len(rows) - SHOWN} more, in the tables above and in the JSON"] if len(rows) > SHOWN else []
     return lines
 
 

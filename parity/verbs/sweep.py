@@ -154,4 +154,5 @@ def _tell(rows: list[Row], answer: dict[str, Any]) -> None:
 
 def _command(args: argparse.Namespace) -> str:
     words = ["assay sweep", *(f"'{p}'" for p in args.patterns), *(f"--oracle {name}" for name in args.oracle)]
-    return " ".join([*words, *(f"--dtype {dtype}" for dtype in args.dtype or ())])
+    words += [f"--dtype {dtype}" for dtype in args.dtype or ()]
+    return " ".join([*words, *(f"--join {file}" for file in args.join)])

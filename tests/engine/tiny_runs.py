@@ -1,5 +1,6 @@
 """Models of every cache kind with ids to force, for tests of what is kept between two forwards."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -87,9 +88,14 @@ def words(array: mx.array) -> Words:
     return np.array(array.view({1: mx.uint8, 2: mx.uint16, 4: mx.uint32}[array.dtype.size]))
 
 
-def rows_of(run: Sequence[Step]) -> list[bytes]:
-    """The bits of every row of logits."""
-    return [words(step.logits_BV).tobytes() for step in run]
+def rows_of(run: Sequence[Step]) -> list[str]:
+    """The digest of every row's bits: where two differ, what is shown of them stays short."""
+    return [digest(words(step.logits_BV)) for step in run]
+
+
+def digest(bits: npt.NDArray[np.unsignedinteger]) -> str:
+    """SHA-256 of words, in hex."""
+    return hashlib.sha256(bits.tobytes()).hexdigest()
 
 
 @cache

@@ -18,17 +18,17 @@ from engine.llama_sampling.strategy import SamplingStrategy
 from engine.sampling.chain import Chain
 from engine.sampling.keys import SequentialKeys
 from engine.sampling.processors import Processing
-from tests.engine.tiny_runs import RUNS, random_ids, rows_of, words
+from tests.engine.tiny_runs import RUNS, digest, random_ids, rows_of, words
 
 PROMPT = random_ids(3, 20)  # past the window of 16, so that a ring has turned
 LEFT, RIGHT = random_ids(4, 12), random_ids(5, 12)
 
 
-def bits_of(branch: Branch) -> bytes:
-    return words(branch.row_BV).tobytes()
+def bits_of(branch: Branch) -> str:
+    return digest(words(branch.row_BV))
 
 
-def stepped(store: BranchStore, handle: int, ids: list[int]) -> list[bytes]:
+def stepped(store: BranchStore, handle: int, ids: list[int]) -> list[str]:
     """The row after each token."""
     rows = []
     for token_id in ids:
@@ -38,7 +38,7 @@ def stepped(store: BranchStore, handle: int, ids: list[int]) -> list[bytes]:
 
 
 @functools.cache
-def fresh(kind: str, side: str) -> list[bytes]:
+def fresh(kind: str, side: str) -> list[str]:
     """The same rows of a run of its own through the loop."""
     later = {"left": LEFT, "right": RIGHT}[side]
     return rows_of(RUNS[kind].run([*PROMPT, *later], rows=len(later) + 1))[1:]
@@ -50,7 +50,7 @@ def test_fork_then_generate_on_both_is_two_fresh_runs(kind: str) -> None:
     store = BranchStore(run.model, kv=run.kv, make_caches=run.make_caches)
     left = store.open(PROMPT)
     right = store.fork(left)
-    rows: dict[int, list[bytes]] = {left: [], right: []}
+    rows: dict[int, list[str]] = {left: [], right: []}
     for place in range(0, len(LEFT), 3):  # in turns, so that one writes where the other has just read
         rows[left] += stepped(store, left, LEFT[place : place + 3])
         rows[right] += stepped(store, right, RIGHT[place : place + 3])
@@ -64,7 +64,7 @@ def test_both_forks_in_one_step_are_two_fresh_runs_too(kind: str) -> None:
     store = BranchStore(run.model, kv=run.kv, make_caches=run.make_caches)
     left = store.open(PROMPT)
     right = store.fork(left)
-    rows: dict[int, list[bytes]] = {left: [], right: []}
+    rows: dict[int, list[str]] = {left: [], right: []}
     for pair in zip(LEFT, RIGHT, strict=True):
         store.step_each([(left, pair[0]), (right, pair[1])])
         for handle in (left, right):

@@ -16,7 +16,7 @@ from engine.generate import Feed
 from engine.metrics import perplexity, surprisal
 from engine.sampling.chain import Chain
 from engine.sampling.keys import SequentialKeys
-from tests.engine.tiny_runs import RUNS, random_ids, rows_of, words
+from tests.engine.tiny_runs import RUNS, digest, random_ids, rows_of, words
 
 PROMPT = random_ids(3, 12)
 A, B, C, D = random_ids(4, 4)
@@ -27,11 +27,11 @@ def store() -> BranchStore:
     return BranchStore(RUNS["plain"].model)
 
 
-def bits(store: BranchStore, handle: int) -> bytes:
-    return words(store.snapshot(handle).row_BV).tobytes()
+def bits(store: BranchStore, handle: int) -> str:
+    return digest(words(store.snapshot(handle).row_BV))
 
 
-def fresh(ids: list[int]) -> bytes:
+def fresh(ids: list[int]) -> str:
     """The row after these ids in a run of its own: of plain caches the bits do not depend on how a prompt was cut."""
     return rows_of(RUNS["plain"].run(ids, rows=1))[-1]
 
@@ -423,7 +423,7 @@ def test_logits_can_be_read_replaced_and_merged(store: BranchStore) -> None:
     assert branch.prior(A) == pytest.approx(float(np.exp(-surprisal(branch.row_BV, [A])[0])))
     merged = branch.merged_logits([other, other], alpha=0.5)
     expected = (branch.row_BV + other.row_BV * 0.5) + other.row_BV * 0.5
-    assert words(merged.row_BV).tobytes() == words(expected).tobytes()
+    assert digest(words(merged.row_BV)) == digest(words(expected))
     assert branch.row_BV is store.snapshot(one).row_BV
     for use in (lambda: branch.logits_at([512]), lambda: branch.prior(-1), lambda: branch.accepted(999)):
         with pytest.raises(RequestError, match="no logits for ids outside the vocabulary"):
