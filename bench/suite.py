@@ -32,7 +32,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One row of the issue's table.
+    """What is measured together: a snapshot in a dtype, beside its peers.
 
     Attributes:
         snapshot: Name in the catalogue.

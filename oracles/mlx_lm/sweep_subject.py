@@ -20,14 +20,12 @@ from mlx_lm.utils import _get_classes
 
 from oracles.mlx_lm.capture import to_tensor
 from parity.models.tiny import build_tiny
+from parity.sweeping.rows import PAD, PENALTY, REACH, at_positions
 from parity.sweeping.subject import Refused, State
 from parity.tensor import Tensor
 
 DTYPES: Final = {"f32": mx.float32, "bf16": mx.bfloat16, "f16": mx.float16}
-PENALTY: Final = 1.5
 DRAFTED: Final = 3
-REACH: Final = 64  # tokens that the penalty looks back
-PAD: Final = 5  # a token like any other: 0 would hide what a state makes of it
 
 
 class MlxLmSubject:
@@ -99,7 +97,7 @@ class MlxLmSubject:
         if side == "left":
             ids = [[PAD] * n + list(p) for n, p in zip(padding, prompts, strict=True)]
             logits, state = self.feed([_left_padded(c, padding) for c in self.fresh()], ids)
-            return _chosen(logits, [max(lengths) - 1] * len(prompts)), state
+            return at_positions(logits, [max(lengths) - 1] * len(prompts)), state
         ids = [list(p) + [PAD] * n for n, p in zip(padding, prompts, strict=True)]
         state = self.merged([self.fresh() for _ in prompts])
         for layer in state:
@@ -107,7 +105,7 @@ class MlxLmSubject:
         logits, state = self.feed(state, ids)
         for layer in state:
             layer.finalize()
-        return _chosen(logits, [length - 1 for length in lengths]), state
+        return at_positions(logits, [length - 1 for length in lengths]), state
 
     def kept(self, state: State, rows: Sequence[int]) -> State:
         """Each layer's `filter`."""
@@ -255,12 +253,6 @@ def _array(tensor: Tensor) -> mx.array:
         return mx.array(np.array(tensor.bits())).view(mx.bfloat16)
     floats = {"F32": "<f4", "F16": "<f2"}[tensor.dtype]
     return mx.array(np.frombuffer(tensor.data, dtype=floats).reshape(tensor.shape))
-
-
-def _chosen(logits_BLV: Tensor, positions: Sequence[int]) -> Tensor:
-    """One position a row, [B, V]."""
-    words = np.stack([logits_BLV.bits()[row, position] for row, position in enumerate(positions)])
-    return Tensor(dtype=logits_BLV.dtype, shape=words.shape, data=words.tobytes())
 
 
 def _arrays(state: State) -> list[Any]:

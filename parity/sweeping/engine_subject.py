@@ -34,13 +34,11 @@ from parity.engine_kv import engine_mode
 from parity.engine_runner import to_tensor
 from parity.kv import KV
 from parity.models.fetch import ensure_snapshot
+from parity.sweeping.rows import PAD, PENALTY, REACH, at_positions
 from parity.sweeping.subject import Refused, State
 from parity.tensor import Tensor
 
-PENALTY: Final = 1.5
-REACH: Final = 64  # tokens that the penalty looks back, as of the oracle's subject
 GROUP: Final = 64  # of packed attention
-PAD: Final = 5  # a token like any other: 0 would hide what a state makes of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,11 +134,11 @@ class EngineSubject:
                 caches = padded(self.model.make_caches(), padding)
                 ids = [[PAD] * n + list(p) for n, p in zip(padding, prompts, strict=True)]
                 logits, state = self.feed(Held(caches=caches, fed=tuple(() for _ in prompts)), ids)
-                return chosen(logits, [longest - 1] * len(prompts)), state
+                return at_positions(logits, [longest - 1] * len(prompts)), state
             caches = prepared(self.merged([self.fresh() for _ in prompts]).caches, lengths)
             ids = [list(p) + [PAD] * (longest - n) for n, p in zip(lengths, prompts, strict=True)]
             logits, state = self.feed(Held(caches=caches, fed=tuple(() for _ in prompts)), ids)
-            return chosen(logits, [n - 1 for n in lengths]), replace(state, caches=finalized(state.caches))
+            return at_positions(logits, [n - 1 for n in lengths]), replace(state, caches=finalized(state.caches))
 
     def kept(self, state: State, rows: Sequence[int]) -> State:
         """Through `engine.cache.batch`."""
@@ -264,12 +262,6 @@ def picker(prompt: Sequence[int], penalty: bool) -> Picker:
         return history[-1]
 
     return pick
-
-
-def chosen(logits_BLV: Tensor, positions: Sequence[int]) -> Tensor:
-    """One position a row, [B, V]."""
-    words = np.stack([logits_BLV.bits()[row, position] for row, position in enumerate(positions)])
-    return Tensor(dtype=logits_BLV.dtype, shape=words.shape, data=words.tobytes())
 
 
 def as_array(tensor: Tensor) -> mx.array:

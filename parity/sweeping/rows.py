@@ -1,4 +1,4 @@
-"""Slices of logits as tensors, and the prompts that every sweep feeds.
+"""Slices of logits as tensors, and the prompts, padding and penalty that every sweep uses.
 
 Guarantees: a slice keeps the bits and the dtype; prompts are drawn from a seed that is a name, the same on every machine.
 """
@@ -15,6 +15,9 @@ from parity.tensor import Tensor
 
 LENGTHS: Final = (40, 23, 31)  # past the window of 16 that tiny configs have, and no two alike
 STEPS: Final = 3
+PAD: Final = 5  # a token like any other: 0 would hide what a state makes of it
+PENALTY: Final = 1.5  # of repetition, alike on every side
+REACH: Final = 64  # tokens that the penalty looks back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,12 @@ def part(tensor: Tensor, *index: int | slice) -> Tensor:
 def last(logits_BLV: Tensor) -> Tensor:
     """The last position of each row, [B, V]."""
     return part(logits_BLV, slice(None), -1)
+
+
+def at_positions(logits_BLV: Tensor, positions: Sequence[int]) -> Tensor:
+    """One position a row, [B, V]."""
+    words = np.stack([logits_BLV.bits()[row, position] for row, position in enumerate(positions)])
+    return Tensor(dtype=logits_BLV.dtype, shape=words.shape, data=words.tobytes())
 
 
 def token_ids(ids: Sequence[int]) -> Tensor:
