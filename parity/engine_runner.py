@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from engine.kernels.level import Kernels
 
 KERNELS: Final = "ASSAY_KERNELS"
-DEFAULT_LEVEL: Final = "linear"  # `fused` is on request: once, on a busy machine, it gave wrong rows of packed models
 SAFETENSORS_DTYPES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.float16: "F16", mx.uint32: "U32", mx.int32: "I32"}
 PACKAGES = ("mlx", "mlx-cpu", "mlx-metal")
 
@@ -127,7 +126,7 @@ class EngineRunner:
 
 
 def chosen_kernels(say: Callable[[str], None] | None = None) -> "Kernels | None":
-    """What `ASSAY_KERNELS` asks for, by default the products alone; None for `plain`.
+    """What `ASSAY_KERNELS` asks for, by default the most that there is; None for `plain`.
 
     Args:
         say: Takes the one message where kernels turn out not to be used; standard error by default.
@@ -164,7 +163,7 @@ def chosen_kernels(say: Callable[[str], None] | None = None) -> "Kernels | None"
             known=", ".join(("plain", *LEVELS)),
             next_step=f"unset {KERNELS}, or set it to one of these",
         )
-    return Kernels(folder=assay_home() / "kernels", say=say, level=asked or DEFAULT_LEVEL)
+    return Kernels(folder=assay_home() / "kernels", say=say, level=asked or LEVELS[-1])
 
 
 def kernels_used(kernels: "Kernels | None") -> str:

@@ -147,12 +147,28 @@ def _take(_typing: Any, _address: Any, _by: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
+def _named_after(form: Form) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a product's function a name that no other form's has.
+
+    Numba makes a symbol of this name and of a number that counts the functions of one process. Two forms that two processes
+    compiled could so have one symbol, and a third process that reads both from disk would find one of them under both names.
+    """
+
+    def named(function: Callable[..., Any]) -> Callable[..., Any]:
+        shape = shape_of(form)
+        function.__qualname__ = f"{form.name}-{shape.lanes}x{shape.vectors}x{shape.rows}".replace("-", "_")
+        return function
+
+    return named
+
+
 def _dense(form: Form) -> Driver:
     shape = shape_of(form)
     lanes, vectors, at_once, stored = shape.lanes, shape.vectors, shape.rows, STORED.index(form.stored)
     columns, size = shape.columns, 4 if form.stored == "f32" else 2
 
     @njit(SIGNATURE, cache=True, nogil=True)
+    @_named_after(form)
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan = control + 8 * NAN
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
@@ -181,6 +197,7 @@ def _packed(form: Form, bits: int) -> Driver:
     columns = shape.columns
 
     @njit(SIGNATURE, cache=True, nogil=True)
+    @_named_after(form)
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan, shift = control + 8 * NAN, shift & (TAME - 1)
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
@@ -231,6 +248,7 @@ def _packed_converting(form: Form, bits: int) -> Driver:
     columns, fast = shape.columns, ROUNDINGS.index(CONVERTED)
 
     @njit(SIGNATURE, cache=True, nogil=True)
+    @_named_after(form)
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan, matrix_is_tame, shift = control + 8 * NAN, shift & TAME, shift & (TAME - 1)
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
@@ -269,6 +287,7 @@ def _small_floats(form: Form) -> Driver:
     columns = shape.columns
 
     @njit(SIGNATURE, cache=True, nogil=True)
+    @_named_after(form)
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan = control + 8 * NAN
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE

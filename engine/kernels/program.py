@@ -101,6 +101,7 @@ class _Builder:
     ropes: list[Rope] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     cost: int = 0
+    entries: dict[int, Form] = field(default_factory=dict)
 
     def program(self) -> Program:
         layers, E = self.plan.layers, self.plan.head_width
@@ -148,12 +149,14 @@ class _Builder:
         run, width = self.driver(laid.form), width_of(laid)
         if run is None:
             raise NotFusedError(f"{linear.path} has no compiled product")
-        inner = self.widths[x]
+        inner, code = self.widths[x], entry(run)
+        if self.entries.setdefault(code, laid.form) != laid.form:
+            raise NotFusedError(f"one compiled product for {laid.form.name} and for {self.entries[code].name}")
         weight, scales, biases = laid.addresses(0)
         self._add(
             {
                 f.KIND: f.PRODUCT,
-                f.CODE: entry(run),
+                f.CODE: code,
                 f.SYNC: sync,
                 f.X: x,
                 f.Y: y,

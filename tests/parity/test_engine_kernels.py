@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from engine.kernels.level import LEVELS, Kernels
-from parity.engine_runner import DEFAULT_LEVEL, EngineRunner, chosen_kernels
+from parity.engine_runner import EngineRunner, chosen_kernels
 from parity.errors import UsageError
 from parity.gate import check
 from parity.matrix import load_cases, select
 from parity.models.fetch import ensure_snapshot
 
 
-def test_products_alone_are_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fused_step_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ASSAY_KERNELS", raising=False)
     kernels = EngineRunner().kernels
     assert kernels is not None
-    assert (kernels.level, DEFAULT_LEVEL) == ("linear", "linear")
+    assert kernels.level == LEVELS[-1] == "fused"
 
 
 @pytest.mark.parametrize("level", LEVELS)

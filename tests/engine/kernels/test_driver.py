@@ -1,6 +1,8 @@
 """Compiled code contracts nothing, uses the widest vectors there are, and is kept by the digest of its sources."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numba
@@ -8,7 +10,10 @@ import pytest
 
 from engine.kernels import driver as drivers
 from engine.kernels.driver import Form, compiled, features, has_wide_vectors, source_digest
+from engine.kernels.memory import entry
 from engine.kernels.verify import verify
+from parity.home import assay_home
+from tests.engine.kernels.conftest import FORMS
 
 
 @pytest.mark.parametrize("form", [Form(stored="f32"), Form(stored="f32", bits=3)], ids=lambda form: form.name)
@@ -39,3 +44,19 @@ def test_the_features_are_those_of_the_cpu_that_numba_is_told_to_take(monkeypatc
     assert features.__wrapped__() == {"avx", "f16c"}
     monkeypatch.setattr(numba.config, "CPU_FEATURES", "")
     assert features.__wrapped__() == frozenset()
+
+
+def test_no_two_forms_have_one_name() -> None:
+    names = {compiled(form, assay_home() / "kernels").py_func.__qualname__ for form in FORMS}  # type: ignore[attr-defined]
+    assert len(names) == len(FORMS)
+
+
+def test_forms_that_two_processes_compiled_stay_two(tmp_path: Path) -> None:
+    four, eight = Form(stored="f32", bits=4), Form(stored="f32", bits=8)
+    for form in (four, eight):
+        code = f"compiled({form!r}, Path({str(tmp_path)!r}))"
+        imports = "from pathlib import Path; from engine.kernels.driver import Form, compiled"
+        subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
+    both = [compiled(form, tmp_path) for form in (four, eight)]
+    assert [len(driver.stats.cache_hits) for driver in both] == [1, 1]  # type: ignore[attr-defined]
+    assert entry(both[0]) != entry(both[1])

@@ -18,6 +18,7 @@ from engine.kernels.fused import FusedModel
 from engine.kernels.history import FusedCache
 from engine.kernels.level import Kernels
 from engine.kernels.plan import FAMILIES, NotFusedError, plan_of
+from engine.kernels.program import build_program
 from engine.kernels.step import StepCode
 from engine.model import CausalModel, FastCaches, open_model
 from engine.persistence.cache_file import load_caches, save_caches
@@ -327,6 +328,14 @@ def test_parts_that_a_step_lacks_are_reasons(make: Make) -> None:
         plan_of(odd(attention=replace(attention, q=replace(attention.q, weight=mx.zeros((8, 8))))))
     with pytest.raises(NotFusedError, match=r"input_layernorm has no weight of the model's dtype"):
         plan_of(odd(input_norm=replace(block.input_norm, weight=None)))
+
+
+def test_a_compiled_product_is_that_of_one_form_only(
+    make: Make, step: StepCode, driver: Callable[[Form], Driver]
+) -> None:
+    _, fused = make("llama-mixed-tiny")
+    with pytest.raises(NotFusedError, match=r"one compiled product for packed-\d-f32 and for packed-\d-f32"):
+        build_program(fused.plan, step, lambda _: driver(Form(stored="f32", bits=4)), columns=16)
 
 
 def test_every_family_of_the_table_is_tested() -> None:
