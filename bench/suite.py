@@ -89,6 +89,10 @@ FULL: Final = Size(
     one_thread=(32, 256),
     startup=True,
 )
+ON_REQUEST: Final = (  # snapshots with terms of use: measured beside the others where they are named
+    Configuration(snapshot="gemma3-270m", dtype="f32", rival_tokens=16),
+    Configuration(snapshot="gemma3-270m", dtype="bf16", rival_tokens=16),
+)
 QUICK: Final = Size(
     name="quick",
     configurations=(

@@ -54,7 +54,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument("--tokens", type=int, metavar="N", help=f"tokens generated after each prompt ({TOKENS})")
     parser.add_argument("--repeats", type=int, metavar="N", help="pairs a figure (5; with --gate 1)")
     parser.add_argument(
-        "--full", action="store_true", help="the whole table with all peers, into reports/; about 20 minutes"
+        "--full",
+        action="store_true",
+        help="the whole table with all peers, into reports/; about 20 minutes; names add snapshots that have terms of use",
     )
     parser.add_argument("--quick", action="store_true", help="a small table, about two minutes")
     parser.add_argument(
@@ -131,7 +133,8 @@ def _mode(args: argparse.Namespace) -> str | None:
         "--against": args.against is not None,
     }
     chosen = [name for name, given in modes.items() if given]
-    others = [*args.snapshots, *(f"--{n}" for n in ("samplers", "dtype", "prompts", "tokens") if getattr(args, n))]
+    names = [] if args.full else args.snapshots
+    others = [*names, *(f"--{n}" for n in ("samplers", "dtype", "prompts", "tokens") if getattr(args, n))]
     if len(chosen) > 1 or (chosen and others):
         raise UsageError(
             "these ways to bench do not go together",

@@ -6,6 +6,8 @@ comparison `before`, `after` and `changes`.
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +21,7 @@ from bench.machine import machine
 from bench.page import page
 from bench.preflight import complaints, preflight, to_json
 from bench.run import run_table
-from bench.suite import FULL, QUICK, Size
+from bench.suite import FULL, ON_REQUEST, QUICK, Size
 from parity.atomic_file import write_atomically
 from parity.console import aligned, show
 from parity.engine_runner import EngineRunner
@@ -35,13 +37,14 @@ def run_table_of(args: argparse.Namespace) -> int:
         0, or 1 where bits differ or something could not be measured.
 
     Raises:
-        UsageError: The machine is too noisy for a full table and nobody said that this is all right.
+        UsageError: A name is not one that a full table can be asked for, or the machine is too noisy for a full table and
+            nobody said that this is all right.
     """
-    size: Size = FULL if args.full else QUICK
+    size: Size = _with(args.snapshots) if args.full else QUICK
     console = Console(stderr=args.json)
     conditions = preflight()
     doubts = complaints(conditions)
-    if doubts and size is FULL and not args.noisy:
+    if doubts and args.full and not args.noisy:
         raise UsageError(
             "this machine is too noisy for headline figures",
             found="\n".join(doubts),
@@ -57,7 +60,7 @@ def run_table_of(args: argparse.Namespace) -> int:
         commit=history.current_commit(),
     )
     text = json.dumps(result, indent=1).encode() + b"\n"
-    if size is FULL:
+    if args.full:
         folder = args.reports or REPORTS
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "bench.json", text)
@@ -73,6 +76,19 @@ def run_table_of(args: argparse.Namespace) -> int:
         show(console, f"not measured: {name}: {reason}")
     identical = all(figure["bits_identical"] is not False for figure in result["figures"])
     return 0 if identical and not result["failures"] else 1
+
+
+def _with(names: Sequence[str]) -> Size:
+    """The full table, and the configurations of snapshots that are measured on request only."""
+    on_request = list(dict.fromkeys(c.snapshot for c in ON_REQUEST))
+    if unknown := [name for name in names if name not in on_request]:
+        raise UsageError(
+            "a full table has its own snapshots; names only add those that have terms of use",
+            given=" ".join(unknown),
+            known=", ".join(on_request),
+            next_step=f"assay bench --full {on_request[0]}",
+        )
+    return replace(FULL, configurations=(*FULL.configurations, *(c for c in ON_REQUEST if c.snapshot in names)))
 
 
 def run_gate(args: argparse.Namespace) -> int:

@@ -39,9 +39,11 @@ class Table:
         self.figures = [figure()]
         self.failures: dict[str, str] = {}
         self.runs: list[str] = []
+        self.snapshots: list[str] = []
 
     def run(self, size: Any, conditions: list[Condition], **_: Any) -> dict[str, Any]:
         self.runs.append(size.name)
+        self.snapshots = [c.snapshot for c in size.configurations]
         described = bench_table.described()
         noisy = [c.name for c in conditions if not c.holds]
         return {"machine": {**described, "noisy": noisy}, "figures": self.figures, "failures": self.failures}
@@ -70,6 +72,20 @@ def test_a_full_table_is_written_kept_and_printed(
     out = capsys.readouterr().out
     assert "decode/s/f32/p32  4       mlx-lm  2          tok/s  2      1.9-2.1  identical\n" in out
     assert out.endswith("kept as run 1 (abcdef012345) of this machine, for --compare and --against\n")
+
+
+def test_a_snapshot_with_terms_of_use_is_measured_where_it_is_named(
+    table: Table, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "--full"]) == 0
+    assert "gemma3-270m" not in table.snapshots
+    assert cli.main(["bench", "--full", "gemma3-270m"]) == 0
+    assert table.snapshots[-2:] == ["gemma3-270m", "gemma3-270m"]
+    assert cli.main(["bench", "--full", "smollm2-135m"]) == 2
+    assert capsys.readouterr().err == (
+        "a full table has its own snapshots; names only add those that have terms of use\n"
+        "  given  smollm2-135m\n  known  gemma3-270m\n  next   assay bench --full gemma3-270m\n"
+    )
 
 
 def test_a_quick_table_leaves_the_pages_alone(table: Table, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +134,7 @@ def test_other_bits_and_failures_fail(table: Table, capsys: pytest.CaptureFixtur
     [
         (["--full", "--quick"], "--full --quick"),
         (["--full", "--gate"], "--full --gate"),
-        (["smollm2-135m", "--full"], "--full smollm2-135m"),
+        (["smollm2-135m", "--quick"], "--quick smollm2-135m"),
         (["--quick", "--dtype", "bf16"], "--quick --dtype"),
         (["--gate", "x", "--samplers"], "--gate --samplers"),
     ],
