@@ -24,6 +24,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.kernels import contraction
 from engine.kernels.float_tile import float_tile
 from engine.kernels.tame import TAME, is_tame
 from engine.kernels.tile import ROUNDINGS, STORED, dense_tile, packed_tile
@@ -156,7 +157,8 @@ def _named_after(form: Form) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def named(function: Callable[..., Any]) -> Callable[..., Any]:
         shape = shape_of(form)
-        function.__qualname__ = f"{form.name}-{shape.lanes}x{shape.vectors}x{shape.rows}".replace("-", "_")
+        flavour = "contracted" if contraction.contracts() else "separate"
+        function.__qualname__ = f"{form.name}-{flavour}-{shape.lanes}x{shape.vectors}x{shape.rows}".replace("-", "_")
         return function
 
     return named

@@ -82,13 +82,9 @@ def float_tile(
                     ]
                     for r in range(shape.rows):
                         xv = code.spread(inputs[r], k)
-                        for j in range(shape.vectors):
-                            at = r * shape.vectors + j
-                            product = code.rounded(builder.fmul(xv, elements[j]), to)
-                            within[at] = code.rounded(builder.fadd(within[at], product), to)
-                for at in range(len(sums)):
-                    scaled = code.rounded(builder.fmul(within[at], scale[at % shape.vectors]), to)
-                    sums[at] = code.rounded(builder.fadd(sums[at], scaled), to)
+                        mine = slice(r * shape.vectors, (r + 1) * shape.vectors)
+                        within[mine] = code.multiply_adds([xv] * shape.vectors, elements, within[mine], to)
+                sums = code.multiply_adds(within, scale * shape.rows, sums, to)
             return sums
 
         sums = [code.zero] * (shape.rows * shape.vectors)

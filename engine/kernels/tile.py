@@ -3,8 +3,9 @@
 """The inner loop as LLVM IR: a few rows of x against one block of output columns, in strict order of the input index.
 
 One vector lane is one output, so nothing is ever summed across lanes and each output sees the scalar code's order: from +0,
-one product rounded, one sum rounded, k after k. The instructions carry no fast-math flag, so LLVM may neither reorder nor
-contract them. Weights are laid out by `engine.kernels.matrix`: all columns of a block at one k stand together.
+one product rounded, one sum rounded, k after k (`VectorCode.multiply_add`). The instructions carry no fast-math flag, so LLVM
+may neither reorder nor contract them. Weights are laid out by `engine.kernels.matrix`: all columns of a block at one k stand
+together.
 
 Not here: threads, tails, tensors. Addresses are plain integers; whoever calls answers for what they point to.
 Source: spec/cpu.md sections 1 and 2.
@@ -53,7 +54,8 @@ def dense_tile(
         weight: Address of a block [inner, columns].
         nan: Address of an int64 that is set to 1 where a result is NaN.
 
-    Numerics: weights widened exactly; then per k one float32 product and one float32 sum, each rounded.
+    Numerics: weights widened exactly; then per k one float32 product and one float32 sum, each rounded; once for both where
+        the wheel contracts (`engine.kernels.contraction`).
     """
     literals = literal_values(lanes, vectors, rows, stored)
     if literals is None:
@@ -73,7 +75,7 @@ def dense_tile(
                 code.ask_ahead(base, size)
             loaded = code.dense_weights(base, kept)
             return [
-                builder.fadd(sums[r * shape.vectors + j], builder.fmul(xv, loaded[j]))
+                code.multiply_add(xv, loaded[j], sums[r * shape.vectors + j])
                 for r in range(shape.rows)
                 for xv in [code.spread(inputs[r], k)]
                 for j in range(shape.vectors)
@@ -124,7 +126,8 @@ def packed_tile(
         nan: Address of an int64 that is set to 1 where a result is NaN.
 
     Numerics: per k in order: scale * q, + bias, * x, and the sum, each rounded to float32 and then, where the activations are
-        16 bits wide, to their dtype.
+        16 bits wide, to their dtype. In float32 where the wheel contracts: scale * q + bias, and x times that + the sum, each
+        rounded once.
     """
     literals = literal_values(lanes, vectors, rows, rounding, bits)
     if literals is None:
@@ -148,16 +151,12 @@ def packed_tile(
                 code.ask_ahead(base, 4 * wide * shape.columns)
             for i in range(UNIT):
                 k = builder.add(builder.mul(unit, code.i64(UNIT)), code.i64(i))
-                columns = range(shape.vectors)
-                q = [code.unpacked([word[j] for word in words], i, wide) for j in columns]
-                scaled = code.all_rounded([builder.fmul(scale[j], q[j]) for j in columns], to)
-                unpacked = code.all_rounded([builder.fadd(scaled[j], bias[j]) for j in columns], to)
+                q = [code.unpacked([word[j] for word in words], i, wide) for j in range(shape.vectors)]
+                unpacked = code.multiply_adds(scale, q, bias, to)
                 for r in range(shape.rows):
-                    xv = code.spread(inputs[r], k)
-                    products = code.all_rounded([builder.fmul(xv, unpacked[j]) for j in columns], to)
+                    xv = [code.spread(inputs[r], k)] * shape.vectors
                     mine = slice(r * shape.vectors, (r + 1) * shape.vectors)
-                    totals = [builder.fadd(total, product) for total, product in zip(sums[mine], products, strict=True)]
-                    sums[mine] = code.all_rounded(totals, to)
+                    sums[mine] = code.multiply_adds(xv, unpacked, sums[mine], to)
             return sums
 
         sums = [code.zero] * (shape.rows * shape.vectors)

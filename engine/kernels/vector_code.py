@@ -2,8 +2,8 @@
 # mypy: disable-error-code="import-untyped,no-untyped-call,misc"
 """The few instructions that tiles are made of, emitted as LLVM IR on vectors of one shape.
 
-Guarantees: floating instructions carry no fast-math flag, so LLVM may neither reorder nor contract them; a lane is one output
-and no instruction mixes lanes.
+Guarantees: floating instructions carry no fast-math flag, so LLVM may neither reorder nor contract them; what is contracted is
+said so (`multiply_add`). A lane is one output and no instruction mixes lanes.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from llvmlite import ir
 from numba.core import cgutils
+
+from engine.kernels import contraction
 
 Value = Any
 
@@ -118,6 +120,21 @@ class VectorCode:
         at, low = divmod(i * bits, 32)
         places = b.lshr(words[at], self.word(low)) if low else words[at]  # the bits above the lowest four do not count
         return b.call(choose, [ir.Constant(self.floats, [float(n) for n in range(16)]), places])
+
+    def multiply_add(self, a: Value, b: Value, total: Value) -> Value:
+        """total + a * b in float32, with the roundings of mlx's wheel for this machine."""
+        if contraction.contracts():
+            kind = ir.FunctionType(self.floats, [self.floats] * 3)
+            fma = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fma.v{self.shape.lanes}f32")
+            return self.builder.call(fma, [a, b, total])
+        return self.builder.fadd(total, self.builder.fmul(a, b))
+
+    def multiply_adds(self, a: list[Value], b: list[Value], totals: list[Value], to: str) -> list[Value]:
+        """The same for some vectors; where `to` has 16 bits, product and sum are rounded to it one after the other."""
+        if to == "f32":
+            return [self.multiply_add(*three) for three in zip(a, b, totals, strict=True)]
+        products = self.all_rounded([self.builder.fmul(x, y) for x, y in zip(a, b, strict=True)], to)
+        return self.all_rounded([self.builder.fadd(t, p) for t, p in zip(totals, products, strict=True)], to)
 
     def rounded(self, value: Value, to: str) -> Value:
         """To 16 bits and back, ties to even; infinities and quiet NaN stay what they are."""
