@@ -32,8 +32,8 @@ test: models ## all tests
 goldens: models ## rebuild every golden from nothing, in the oracle's own environment
 	$(BIN)/assay record
 
-bench: models ## engine, mlx-lm and llama.cpp side by side, one short interleaved run
-	$(BIN)/assay bench --quick --output reports/bench.json
+bench: models ## engine, mlx-lm and llama.cpp side by side: the whole table, into reports/bench.md
+	$(BIN)/assay bench --full --noisy
 	$(BIN)/assay bench --samplers
 	$(BIN)/python -m pytest tests/bench/pieces.py
 
