@@ -9,6 +9,9 @@ by side, each in that same order, gives the same bits several times faster. `lev
   or why it has none, `program` and `part_words` give the plan addresses, `step` runs it out of `parts` and `attending`,
   `history` keeps keys and values, `fused` is the model, `verify_step` and `fuse` hold it to mlx.
 
+The wheels for x86-64 and for aarch64 round differently (`contraction`); `python -m engine.kernels.prove` holds all of them to
+the mlx of the machine that it is run on.
+
 Plain mlx operations stay the definition: whatever the kernels do not cover, refuse or fail to prove is computed by them.
 Source: spec/cpu.md.
 """

@@ -84,7 +84,7 @@ def resumed_tile(
         def body(k: Value, sums: list[Value]) -> list[Value]:
             loaded = code.vectors(builder.add(weight, builder.mul(k, code.i64(4 * shape.columns))), code.floats)
             return [
-                builder.fadd(sums[r * shape.vectors + j], builder.fmul(xv, loaded[j]))
+                code.multiply_add(xv, loaded[j], sums[r * shape.vectors + j])
                 for r in range(shape.rows)
                 for xv in [code.spread(inputs[r], k)]
                 for j in range(shape.vectors)

@@ -11,10 +11,9 @@ from typing import Final
 from numba.core.errors import NumbaError
 
 from engine.generate import Feed, steps
-from engine.kernels import contraction
 from engine.kernels.driver import Driver, Form, shape_of
 from engine.kernels.fused import FusedModel
-from engine.kernels.plan import NotFusedError, plan_of
+from engine.kernels.plan import plan_of
 from engine.kernels.program import build_program
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.team import Team
@@ -60,8 +59,6 @@ class Fuser:
             KernelError: The step, or the model on it, does not give the bits that it must, or cannot be compiled.
         """
         plan = plan_of(linear)
-        if contraction.contracts():
-            raise NotFusedError("mlx contracts products and sums on this machine, and the step's parts do not")
         try:
             if self._code is None:
                 code = self.compile(self.folder)

@@ -13,9 +13,7 @@ from engine.cache.convert import KVMode
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import settled
 from engine.generate import Feed, forced, steps
-from engine.kernels import contraction
 from engine.kernels.driver import Driver, Form, shape_of
-from engine.kernels.fuse import Fuser
 from engine.kernels.fused import FusedModel
 from engine.kernels.history import FusedCache
 from engine.kernels.level import Kernels
@@ -330,13 +328,6 @@ def test_parts_that_a_step_lacks_are_reasons(make: Make) -> None:
         plan_of(odd(attention=replace(attention, q=replace(attention.q, weight=mx.zeros((8, 8))))))
     with pytest.raises(NotFusedError, match=r"input_layernorm has no weight of the model's dtype"):
         plan_of(odd(input_norm=replace(block.input_norm, weight=None)))
-
-
-def test_a_machine_whose_wheel_contracts_has_no_fused_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fused = make("llama-tiny")
-    monkeypatch.setattr(contraction, "contracts", lambda: True)
-    with pytest.raises(NotFusedError, match=r"mlx contracts products and sums on this machine"):
-        Fuser(folder=assay_home() / "kernels", threads=1).fused(fused.linear, lambda _: None, name=None)
 
 
 def test_a_compiled_product_is_that_of_one_form_only(
