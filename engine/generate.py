@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from engine.cache.convert import KVMode, check_kv_mode, converted, started
-from engine.cache.protocol import Cache, settled
+from engine.cache.protocol import Cache
 from engine.errors import RequestError
 from engine.model import CausalModel, FastCaches, check_ids
 
@@ -130,8 +130,8 @@ def _steps(
 ) -> Iterator[Step]:
     held = tuple(model.make_caches() if caches is None else caches)
     if kv != KVMode():
-        held = started(settled(held), kv)
-    elif isinstance(model, FastCaches):
+        held = started(held, kv)
+    if isinstance(model, FastCaches):
         held = model.fast_caches(held)
     *first, last = feed.cut(prompt_ids)
     for piece in first:

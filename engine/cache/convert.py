@@ -18,7 +18,7 @@ from typing import Final, Literal, get_args
 
 from engine.cache.per_layer import LayerWidth
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import Cache, Tiling
+from engine.cache.protocol import Cache, Tiling, stand_in
 from engine.cache.quantized import EmptyQuantizedCache, QuantizedCache, pack
 from engine.cache.recurrent import RecurrentCache
 from engine.cache.rotating import RotatingCache
@@ -182,6 +182,8 @@ def _check_packable(mode: KVMode, caches: Sequence[Cache], no_packed_kv: str | N
 
 
 def _started(cache: Cache, mode: KVMode, place: int) -> Cache:
+    if not cache.offset and (standing := stand_in(cache)):
+        cache = standing.plain()
     if cache.arrays or not isinstance(cache, PlainCache | RotatingCache):
         return cache
     if mode.max_size is not None and isinstance(cache, PlainCache):
@@ -196,7 +198,14 @@ def _started(cache: Cache, mode: KVMode, place: int) -> Cache:
 
 def _converted(cache: Cache, mode: KVMode, place: int) -> Cache:
     width = mode.width(place)
-    if width is None or not isinstance(cache, PlainCache | RotatingCache) or cache.offset < mode.start:
+    if width is None or cache.offset < mode.start:
+        return cache
+    if standing := stand_in(cache):
+        packed = standing.packed(bits=width[0], group_size=width[1]) if _is_uniform(mode) else None
+        if packed is not None:
+            return packed
+        cache = standing.plain()
+    if not isinstance(cache, PlainCache | RotatingCache):
         return cache
     if cache.keys is None or cache.values is None:
         return cache
@@ -208,3 +217,8 @@ def _converted(cache: Cache, mode: KVMode, place: int) -> Cache:
         values=pack(cache.values, bits=bits, group_size=group_size, tiling=mode.tiling),
         offset=cache.offset,
     )
+
+
+def _is_uniform(mode: KVMode) -> bool:
+    """Whether every cache is packed alike and attended to at once: what a stand-in can stand for."""
+    return mode.bits is not None and mode.tiling is None

@@ -132,10 +132,19 @@ class StandIn(Protocol):
         """The cache that it stands for."""
         ...
 
+    def packed(self, *, bits: int, group_size: int) -> Cache | None:
+        """A stand-in for the cache that it stands for, packed; None where only that cache itself can be packed."""
+        ...
+
 
 def settled(caches: Sequence[Cache]) -> tuple[Cache, ...]:
     """Caches without stand-ins: for whoever looks into a cache, such as packing or saving."""
-    return tuple(cache.plain() if isinstance(cache, StandIn) else cache for cache in caches)
+    return tuple(as_stand_in.plain() if (as_stand_in := stand_in(cache)) else cache for cache in caches)
+
+
+def stand_in(cache: Cache) -> StandIn | None:
+    """The same cache, known to be a stand-in; None where it is none."""
+    return cast("StandIn", cache) if _offers(cache, StandIn) else None
 
 
 def as_kv(cache: Cache) -> KVCache:

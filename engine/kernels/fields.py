@@ -35,6 +35,10 @@ TABLE, TURNING, NEIGHBOURS, HAS_GAIN, GAIN, SCALE = range(21, 27)
 # VALUES_AT: bytes of a slab before its values.
 WINDOW, RING, VALUES_AT = range(27, 30)
 
+# Packing of what was stored, besides GROUPS to LAYER and VALUES_AT. ELEMENTS: that share a scale. TOP: the highest code, a
+# float32. SCALES_AT, CODES_AT: bytes of a slab before scales and biases, and before codes.
+ELEMENTS, TOP, SCALES_AT, CODES_AT = range(30, 34)
+
 # The gated activation: Y = activation(GATE + bias) * (UP + bias). ACTIVATION: which.
 A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION = range(5, 11)
 SWIGLU, GEGLU_APPROX = 0, 1

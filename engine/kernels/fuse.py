@@ -10,6 +10,7 @@ from typing import Final
 
 from numba.core.errors import NumbaError
 
+from engine.cache.convert import KVMode
 from engine.generate import Feed, steps
 from engine.kernels.driver import Driver, Form, shape_of
 from engine.kernels.fused import FusedModel
@@ -23,6 +24,9 @@ from engine.model import CausalModel
 
 CANARY_TOKENS: Final = 70  # more than one piece of rows and one block of positions
 CANARY_STEPS: Final = 3
+PACKED_TOKENS: Final = (
+    8  # fed in two pieces and a last token: the first one is converted, the others are packed as they come
+)
 
 
 class Fuser:
@@ -82,15 +86,23 @@ class Fuser:
 
 
 def check_fused(linear: CausalModel, fused: CausalModel) -> None:
-    """Compare a prompt and a few steps of a model on the fused step with the same on fast products.
+    """Compare a prompt and a few steps of a model on the fused step with the same on fast products; packed too, where it packs.
 
     Raises:
         KernelError: A row of logits or a picked token differs.
     """
-    ids, feed = [(7919 * i + 1) % linear.vocabulary for i in range(CANARY_TOKENS)], Feed(whole=True)
+    ids = [(7919 * i + 1) % linear.vocabulary for i in range(CANARY_TOKENS)]
+    runs: list[tuple[list[int], Feed, KVMode | None]] = [(ids, Feed(whole=True), None)]
+    if isinstance(fused, FusedModel) and (group_size := fused.packs_by) is not None:
+        runs.append((ids[:PACKED_TOKENS], Feed(piece=PACKED_TOKENS // 2), KVMode(bits=8, group_size=group_size)))
+    for prompt, feed, kv in runs:
+        _compare(linear, fused, prompt, feed, kv)
+
+
+def _compare(linear: CausalModel, fused: CausalModel, ids: list[int], feed: Feed, kv: KVMode | None) -> None:
     for expected, actual in zip(
-        steps(linear, ids, num_steps=CANARY_STEPS, feed=feed),
-        steps(fused, ids, num_steps=CANARY_STEPS, feed=feed),
+        steps(linear, ids, num_steps=CANARY_STEPS, feed=feed, kv=kv),
+        steps(fused, ids, num_steps=CANARY_STEPS, feed=feed, kv=kv),
         strict=True,
     ):
         if (words(expected.logits_BV) != words(actual.logits_BV)).any() or expected.token_id != actual.token_id:

@@ -20,6 +20,7 @@ from engine.kernels import fields as f
 from engine.kernels.blocks import address_of
 from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.history import Floats, FusedCache, History, Ring, aligned
+from engine.kernels.packer import Packer
 from engine.kernels.part_words import floats
 from engine.kernels.plan import Plan
 from engine.kernels.program import Program
@@ -55,6 +56,10 @@ class FusedModel:
     _scratch: Floats = field(default_factory=lambda: aligned(0))
     _tables: list[tuple[Floats, Floats]] = field(default_factory=list)
     _positions: int = 0
+    _packer: Packer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._packer = Packer(program=self.program, team=self.team)
 
     @property
     def vocabulary(self) -> int:
@@ -70,6 +75,11 @@ class FusedModel:
     def no_packed_kv(self) -> str | None:
         """Why keys and values cannot be packed; None where they can."""
         return self.linear.no_packed_kv
+
+    @property
+    def packs_by(self) -> int | None:
+        """The smallest group of elements by which the fused step packs keys and values; None where it does not."""
+        return None if self.no_packed_kv else self._packer.smallest_group
 
     def make_caches(self) -> tuple[Cache, ...]:
         """Empty caches for a new sequence."""
@@ -97,9 +107,11 @@ class FusedModel:
     def fast_caches(self, caches: Sequence[Cache]) -> tuple[Cache, ...]:
         """Caches of the fused step in the place of the empty ones that the family makes; any others as they are."""
         windows = self.program.rings
+        if (packed := self._packer.history(caches)) is not None:
+            return tuple(FusedCache(history=packed, layer=i) for i in range(len(caches)))
         if not all(is_empty(cache, windows.get(i)) for i, cache in enumerate(caches)):
             return tuple(caches)
-        history = History(geometry=self.program.geometry)
+        history = History(geometry=self.program.geometry, pack=self._packer.packed)
         return tuple(
             FusedCache(history=history, layer=i, ring=Ring(max_size=windows[i]) if i in windows else None)
             for i in range(len(caches))
@@ -108,7 +120,10 @@ class FusedModel:
     def _held(self, caches: Sequence[Cache]) -> tuple[History, dict[int, Ring]] | None:
         """The history that caches stand for; None where they are not this model's fused ones, all of one place."""
         first, rings = caches[0], dict[int, Ring]()
-        if not isinstance(first, FusedCache) or first.history.geometry is not self.program.geometry:
+        if not isinstance(first, FusedCache):
+            return None
+        geometry = first.history.geometry
+        if (geometry.base or geometry) is not self.program.geometry:
             return None
         for i, cache in enumerate(caches):
             if not isinstance(cache, FusedCache) or cache.layer != i or not cache.history.is_same(first.history):
@@ -139,7 +154,7 @@ class FusedModel:
         return out, longer
 
     def _step(self, rows: int, offset: int, slabs: Any, orders: Any, history: History) -> bool:  # noqa: ANN401
-        parts = self.program.parts
+        parts = self._packer.parts(history.geometry)
         context = np.zeros(f.CONTEXT_WORDS, np.int64)
         control = np.zeros((len(parts), SLOTS), np.int64)
         threads = max(1, min(self.team.threads, rows * self.program.cost // WORTH_A_THREAD))

@@ -7,22 +7,29 @@ the cache of `engine.cache` that holds the same bits, wherever something other t
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from engine.cache.plain import PlainCache
-from engine.cache.protocol import check_trim
+from engine.cache.protocol import Heads, check_trim
+from engine.cache.quantized import EmptyQuantizedCache, QuantizedCache
 from engine.cache.rotating import RotatingCache
 from engine.kernels.blocks import LINE
+from engine.kernels.codes import packed_heads
 from engine.kernels.fields import SLAB
 from engine.mask import Mask
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 Floats = npt.NDArray[np.float32]
+StoodFor = PlainCache | RotatingCache | QuantizedCache | EmptyQuantizedCache
 
 _CLAIM: Final = threading.Lock()
+_PACK: Final = threading.Lock()
 
 
 def aligned(count: int) -> Floats:
@@ -37,6 +44,8 @@ class Geometry:
     """How a slab is laid out.
 
     Keys are [layers, groups, SLAB / columns, width, columns]; values, behind them, [layers, groups, blocks, SLAB, columns].
+    Where they are packed, these are what codes stand for; behind them are scales and biases of keys and values,
+    [layers, groups, SLAB, 2, shares, 2], and codes [layers, groups, SLAB, 2, width], a byte each.
 
     Attributes:
         layers: How many.
@@ -44,6 +53,9 @@ class Geometry:
         width: Elements of a head.
         columns: Of a product's block.
         dtype: Of the model; slabs are float32, which holds it exactly.
+        bits: Width of a code; 0 where keys and values are kept as computed.
+        group_size: Elements that share a scale and a bias.
+        base: The geometry of the same model's plain slabs; None in that one itself.
     """
 
     layers: int
@@ -51,6 +63,9 @@ class Geometry:
     width: int
     columns: int
     dtype: mx.Dtype
+    bits: int = 0
+    group_size: int = 0
+    base: "Geometry | None" = None
 
     @property
     def blocks(self) -> int:
@@ -63,9 +78,20 @@ class Geometry:
         return self.layers * self.groups * self.width * SLAB
 
     @property
+    def scales_at(self) -> int:
+        """Floats of a slab's keys and values."""
+        return self.key_floats + self.layers * self.groups * self.blocks * self.columns * SLAB
+
+    @property
+    def codes_at(self) -> int:
+        """Floats of a slab before its codes."""
+        shares = self.width // self.group_size if self.bits else 0
+        return self.scales_at + self.layers * self.groups * SLAB * 4 * shares
+
+    @property
     def floats(self) -> int:
         """Floats of a slab."""
-        return self.key_floats + self.layers * self.groups * self.blocks * self.columns * SLAB
+        return self.codes_at + (self.layers * self.groups * SLAB * 2 * self.width // 4 if self.bits else 0)
 
     def keys(self, memory: Floats, layer: int) -> Floats:
         """A layer's keys in a slab, [groups, SLAB, width]."""
@@ -75,7 +101,9 @@ class Geometry:
 
     def values(self, memory: Floats, layer: int) -> Floats:
         """A layer's values in a slab, [groups, SLAB, width]."""
-        kept = memory[self.key_floats :].reshape(self.layers, self.groups, self.blocks, SLAB, self.columns)[layer]
+        kept = memory[self.key_floats : self.scales_at].reshape(
+            self.layers, self.groups, self.blocks, SLAB, self.columns
+        )[layer]
         values: Floats = kept.swapaxes(1, 2).reshape(self.groups, SLAB, -1)[:, :, : self.width]
         return values
 
@@ -101,11 +129,14 @@ class History:
         geometry: How slabs are laid out.
         slabs: In order.
         offset: Positions so far.
+        pack: From a history of plain keys and values, bits and a group size to the same packed; None where it cannot be.
     """
 
     geometry: Geometry
     slabs: tuple[Slab, ...] = ()
     offset: int = 0
+    pack: "Callable[[History, int, int], History | None] | None" = None
+    _packed: "dict[tuple[int, int], History | None]" = field(default_factory=dict, init=False)
 
     def extended(self, by: int) -> "History":
         """The history with room for `by` positions more, which nobody else will write to."""
@@ -125,6 +156,15 @@ class History:
         """The history without its last `by` positions; what it sees stays shared."""
         offset = self.offset - by
         return replace(self, slabs=self.slabs[: -(-offset // SLAB)], offset=offset)
+
+    def packed(self, bits: int, group_size: int) -> "History | None":
+        """The same history packed, one for all layers that ask; None where the fused step cannot keep it so."""
+        if self.pack is None:
+            return None
+        with _PACK:
+            if (bits, group_size) not in self._packed:
+                self._packed[bits, group_size] = self.pack(self, bits, group_size)
+            return self._packed[bits, group_size]
 
     def is_same(self, other: "History") -> bool:
         """Whether both see the same positions of the same memory."""
@@ -179,7 +219,7 @@ class FusedCache:
     history: History
     layer: int
     ring: Ring | None = None
-    _plain: list[PlainCache | RotatingCache] = field(default_factory=list)
+    _plain: list[StoodFor] = field(default_factory=list)
 
     @property
     def offset(self) -> int:
@@ -189,7 +229,7 @@ class FusedCache:
     @property
     def kind(self) -> str:
         """That of the cache that it stands for."""
-        return PlainCache().kind if self.ring is None else RotatingCache(max_size=self.ring.max_size).kind
+        return self._empty().kind
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -217,9 +257,7 @@ class FusedCache:
         ring = ring if ring is None else replace(ring, held=ring.held - n, index=ring.index - n)
         return FusedCache(history=self.history.shortened(n), layer=self.layer, ring=ring)
 
-    def append(
-        self, keys_BKLE: mx.array, values_BKLE: mx.array
-    ) -> tuple[PlainCache | RotatingCache, mx.array, mx.array]:
+    def append(self, keys_BKLE: mx.array, values_BKLE: mx.array) -> tuple[StoodFor, Heads, Heads]:
         """What the cache that it stands for does: a layer that is handed this one goes on without the fused step."""
         return self.plain().append(keys_BKLE, values_BKLE)
 
@@ -227,17 +265,33 @@ class FusedCache:
         """The mask of the cache that it stands for."""
         return self.plain().mask(L, window=window, as_array=as_array)
 
-    def plain(self) -> PlainCache | RotatingCache:
+    def packed(self, *, bits: int, group_size: int) -> "FusedCache | None":
+        """The layer's share of the packed history; itself where it is one already."""
+        if self.history.geometry.bits:
+            return self
+        history = self.history.packed(bits, group_size)
+        return None if history is None else FusedCache(history=history, layer=self.layer)
+
+    def plain(self) -> StoodFor:
         """The cache that holds the same bits in mlx's arrays."""
         if not self._plain:
             self._plain.append(self._made())
         return self._plain[0]
 
-    def _made(self) -> PlainCache | RotatingCache:
+    def _empty(self) -> StoodFor:
+        geometry = self.history.geometry
+        if geometry.bits:
+            return EmptyQuantizedCache(bits=geometry.bits, group_size=geometry.group_size)
+        return PlainCache() if self.ring is None else RotatingCache(max_size=self.ring.max_size)
+
+    def _made(self) -> StoodFor:
         if not self.offset:
-            return PlainCache() if self.ring is None else RotatingCache(max_size=self.ring.max_size)
-        keys, values = self.history.heads(self.layer)
+            return self._empty()
         dtype, offset, ring = self.history.geometry.dtype, self.offset, self.ring
+        if self.history.geometry.bits:
+            packed_keys, packed_values = packed_heads(self.history, self.layer)
+            return QuantizedCache(keys=packed_keys, values=packed_values, offset=offset)
+        keys, values = self.history.heads(self.layer)
         if ring is None:
             return PlainCache(keys=_array(keys, dtype), values=_array(values, dtype), offset=offset)
         order: Any = np.arange(offset - ring.held, offset)

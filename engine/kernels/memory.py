@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INT, _FLOAT = types.int64, types.float32
 
 PRODUCT_ARGUMENTS: Final = 11  # of a compiled product, see `engine.kernels.driver`
@@ -45,6 +45,18 @@ def put_float(_typing: Any, base: Any, index: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(_INT, _INT, _FLOAT), generate
+
+
+@intrinsic
+def put_byte(_typing: Any, base: Any, index: Any, value: Any) -> Any:
+    """Write the low byte of a word `index` bytes behind `base`."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        base, index, value = args
+        builder.store(builder.trunc(value, _I8), _at(builder, base, index, _I8), align=1)
+        return context.get_dummy_value()
+
+    return types.void(_INT, _INT, _INT), generate
 
 
 @intrinsic

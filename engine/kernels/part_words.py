@@ -93,6 +93,17 @@ def rotation_part(
     }
 
 
+def packing_part(code: StepCode, geometry: Geometry, *, layer: int) -> dict[int, int]:
+    """The words of packing what a rotation stored, in slabs that have room for codes."""
+    return _heads(geometry, layer, 1) | {
+        f.CODE: entry(code.packing),
+        f.ELEMENTS: geometry.group_size,
+        f.TOP: low((1 << geometry.bits) - 1),
+        f.SCALES_AT: geometry.scales_at * 4,
+        f.CODES_AT: geometry.codes_at * 4,
+    }
+
+
 def attention_part(code: StepCode, geometry: Geometry, *, layer: int, group: int, window: int | None) -> dict[int, int]:
     """The words of attention; a layer with a window has the ring of its own number."""
     ring = {f.RING: -1} if window is None else {f.RING: layer, f.WINDOW: window}

@@ -51,6 +51,7 @@ class Program:
         rings: Window of each layer that has one, by layer.
         rounding: Index into `STORED`.
         cost: Products of numbers a row.
+        code: Compiled parts.
         held: Arrays that the parts point to.
     """
 
@@ -62,6 +63,7 @@ class Program:
     rings: dict[int, int]
     rounding: int
     cost: int
+    code: StepCode
     held: list[Any]
 
     def scratch(self, rows: int, positions: int) -> int:
@@ -140,6 +142,7 @@ class _Builder:
             rings=rings,
             rounding=STORED.index(NAMES[self.plan.dtype]),
             cost=self.cost,
+            code=self.code,
             held=self.held,
         )
 

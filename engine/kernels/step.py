@@ -37,6 +37,7 @@ from engine.kernels.fields import (
     Y,
 )
 from engine.kernels.memory import call_part, call_product, put_word, seen, take, word_at
+from engine.kernels.packing import build_packing
 from engine.kernels.parts import build_gate, build_norm, build_rotation
 
 PIECES: Final = SLOTS - 1  # control word: pieces of a part
@@ -57,12 +58,13 @@ class StepCode:
     Attributes:
         run: run(parts, count, context, control): does, with others, all parts; returns how many. `control` is the address of
             int64 [count, SLOTS], zero before the first thread begins.
-        norm, rotation, attention, gate: The parts.
+        norm, rotation, packing, attention, gate: The parts.
     """
 
     run: Any
     norm: Any
     rotation: Any
+    packing: Any
     attention: Any
     gate: Any
 
@@ -76,6 +78,7 @@ def step_code(folder: Path) -> StepCode:
             run=_build_step(),
             norm=build_norm(),
             rotation=build_rotation(),
+            packing=build_packing(),
             attention=build_attention(shape_of(Form(stored="f32"))),
             gate=build_gate(),
         )

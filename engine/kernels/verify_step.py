@@ -14,18 +14,22 @@ import numpy as np
 from engine.activation import geglu_approx, swiglu
 from engine.attention import attend
 from engine.cache.plain import PlainCache
+from engine.cache.quantized import EmptyQuantizedCache
 from engine.cache.rotating import RotatingCache
 from engine.kernels import fields as f
 from engine.kernels.attending import scratch_floats
 from engine.kernels.blocks import address_of
+from engine.kernels.codes import packed_heads
 from engine.kernels.driver import NAN, SLOTS, Form, shape_of
 from engine.kernels.fused import turns
 from engine.kernels.history import Floats, Geometry, History, Ring, aligned
+from engine.kernels.packer import packed_geometry
 from engine.kernels.part_words import (
     attention_part,
     floats,
     gate_part,
     norm_part,
+    packing_part,
     rotation_part,
     words_of,
 )
@@ -82,6 +86,7 @@ class HeadProbe:
         norm: Whether heads are normalised.
         rope: `halves`, `neighbours`, `part`, `gain`, or None.
         window: Positions that a query sees, or None.
+        packed: Bits and group size of the cache; None where it is kept as computed.
         seed: Of everything random in it.
     """
 
@@ -95,6 +100,7 @@ class HeadProbe:
     norm: bool = False
     rope: str | None = "halves"
     window: int | None = None
+    packed: tuple[int, int] | None = None
     seed: int = 0
 
 
@@ -130,7 +136,18 @@ HEADS: Final[tuple[HeadProbe, ...]] = tuple(
 )
 CROSSING: Final = (
     HeadProbe(dtype="f32", pieces=(250, 1, 9, 1), groups=1, group=2, width=8),
+    HeadProbe(dtype="f32", pieces=(250, 1, 9, 1), groups=1, group=2, width=32, packed=(8, 32)),
 )  # from one slab to the next
+PACKED: Final = (
+    HeadProbe(dtype="f32", pieces=(1, 1, 18, 1, 50, 1), width=96, packed=(8, 32)),
+    HeadProbe(dtype="f32", pieces=(67, 1, 1), width=128, packed=(4, 64), bias=True, norm=True, group=1, rope="part"),
+    HeadProbe(dtype="f32", pieces=(3, 1), width=128, packed=(2, 128)),
+    HeadProbe(dtype="f32", pieces=(20, 1), width=32, packed=(3, 32), special="tiny"),
+    HeadProbe(dtype="f32", pieces=(9, 1), width=64, packed=(6, 32), special="huge"),
+    HeadProbe(dtype="f32", pieces=(9, 1), width=32, packed=(5, 32), special="infinite", rope=None),
+    HeadProbe(dtype="f32", pieces=(4, 1), width=32, packed=(8, 32), special="nan"),
+    HeadProbe(dtype="f32", pieces=(20, 1), width=32, packed=(4, 32), special="faint input"),
+)
 
 
 def verify_step(code: StepCode) -> None:
@@ -139,7 +156,7 @@ def verify_step(code: StepCode) -> None:
     Raises:
         KernelError: A result differs from mlx's.
     """
-    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING)
+    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING, *PACKED)
     for probe in probes:
         check_part(code, probe)
 
@@ -274,10 +291,14 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
     rope, scale = _rope(probe), E**-0.5
     columns = shape_of(Form(stored="f32")).columns
     geometry = Geometry(layers=1, groups=K, width=E, columns=columns, dtype=dtype)
+    if probe.packed is not None:
+        geometry = packed_geometry(geometry, bits=probe.packed[0], group_size=probe.packed[1])
     history = History(geometry=geometry)
     window = probe.window
     cache: Any = PlainCache() if window is None else RotatingCache(max_size=window)
     ring = None if window is None else Ring(max_size=window)
+    if probe.packed is not None:
+        cache = EmptyQuantizedCache(bits=probe.packed[0], group_size=probe.packed[1])
     norms = [_rounded(_values(random, probe, E), dtype) for _ in range(2)] if probe.norm else []
     biases = [_rounded(_values(random, probe, n * E), dtype) for n in (K * G, K, K)] if probe.bias else []
     rotation = rotation_part(
@@ -294,6 +315,7 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
         scale=scale,
     )
     attention = attention_part(code, geometry, layer=0, group=G, window=window)
+    packing = [] if probe.packed is None else [packing_part(code, geometry, layer=0)]
     if rope is not None:
         for i, table in enumerate(turns(rope, sum(probe.pieces), dtype)):
             bench.context[f.TABLES + i] = bench.keep(table)
@@ -330,8 +352,13 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
         mask = cache.mask(L, window=window)
         cache, keys, values = cache.append(heads[1], heads[2])
         expected = attend(heads[0], keys, values, scale=scale, mask=mask).swapaxes(1, 2).reshape(L, -1)
-        marked = bench.run(rotation, attention)
+        marked = bench.run(rotation, *packing, attention)
         yield "attention", expected, bench.stored(out), marked
+        if packing:
+            for right, found in zip((keys, values), packed_heads(history, 0), strict=True):
+                yield "codes", right.weight.view(mx.float32), found.weight.view(mx.float32), marked
+                yield "scales", right.scales, found.scales, marked
+                yield "biases", right.biases, found.biases, marked
 
 
 def _rope(probe: HeadProbe) -> Rope | None:
