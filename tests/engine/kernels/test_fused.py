@@ -14,10 +14,11 @@ from engine.cache.plain import PlainCache
 from engine.cache.protocol import settled
 from engine.generate import Feed, forced, steps
 from engine.kernels.driver import Driver, Form, shape_of
+from engine.kernels.families import FAMILIES, plan_of
 from engine.kernels.fused import FusedModel
 from engine.kernels.history import FusedCache
 from engine.kernels.level import Kernels
-from engine.kernels.plan import FAMILIES, NotFusedError, plan_of
+from engine.kernels.plan import NotFusedError
 from engine.kernels.program import build_program
 from engine.kernels.step import StepCode
 from engine.model import CausalModel, FastCaches, open_model
@@ -39,6 +40,7 @@ COVERED = (
     "qwen2-tiny",
     "qwen3-q4g64-tiny",
     "smollm3-tiny",
+    "gemma-tiny",
     "gemma3_text-tiny",
     "gemma3_text-q4g64-tiny",
 )
