@@ -5,17 +5,16 @@ has no part for is a reason, never ignored.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.activation import geglu, geglu_approx, swiglu
-from engine.grouped_attention import GroupedAttention
-from engine.kernels.fields import GEGLU, GEGLU_APPROX, SWIGLU
+from engine.kernels.fields import GELU
 from engine.kernels.layout import NAMES, laid_out_for
 from engine.kernels.matrix import FastMatrix
 from engine.kernels.plan import LayerPlan, NotFusedError, Outputs, Plan
-from engine.mlp import GatedMLP
+from engine.kernels.plan_parts import cut, four, gated, grouped, scaled, whole_plan
 from engine.norm import LayerNorm
 
 
@@ -36,23 +35,29 @@ def plan_of(model: Any) -> Plan:  # noqa: ANN401 - any family's
     return plan
 
 
-def _pre_norm(model: Any, *, embed: Callable[[mx.array], mx.array] | None = None) -> Plan:  # noqa: ANN401
+def _pre_norm(
+    model: Any,  # noqa: ANN401
+    *,
+    embed: Callable[[mx.array], mx.array] | None = None,
+    multiplier: float | None = None,
+) -> Plan:
     """Blocks of `input_norm`, `attention`, `post_norm` and `mlp`, the embedding as it is where nothing else is said."""
     layers = tuple(
         LayerPlan(
             input_norm=block.input_norm,
-            **_grouped(block.attention),
+            **grouped(block.attention),
             mlp_input_norm=block.post_norm,
-            **_gated(block.mlp),
+            **gated(block.mlp),
+            multiplier=multiplier,
         )
         for block in model.blocks
     )
-    return _plan(model, embed or model.embedding, layers)
+    return whole_plan(model, embed or model.embedding, layers)
 
 
 def _gemma(model: Any) -> Plan:  # noqa: ANN401
     """Pre-norm blocks behind a scaled embedding."""
-    return _pre_norm(model, embed=_scaled(model, model.config.hidden_size**0.5))
+    return _pre_norm(model, embed=scaled(model, model.config.hidden_size**0.5))
 
 
 def _gemma3(model: Any) -> Plan:  # noqa: ANN401
@@ -64,7 +69,7 @@ def _gemma3(model: Any) -> Plan:  # noqa: ANN401
     layers = tuple(
         LayerPlan(
             input_norm=block.input_norm,
-            **_four(block.attention),
+            **four(block.attention),
             q_norm=block.attention.q_norm,
             k_norm=block.attention.k_norm,
             rope=block.attention.rope,
@@ -72,7 +77,7 @@ def _gemma3(model: Any) -> Plan:  # noqa: ANN401
             scale=block.attention.config.query_pre_attn_scalar**-0.5,
             attention_norm=block.attention_norm,
             mlp_input_norm=block.mlp_input_norm,
-            **_gated(block.mlp),
+            **gated(block.mlp),
             mlp_norm=block.mlp_norm,
         )
         for block in model.blocks
@@ -82,71 +87,162 @@ def _gemma3(model: Any) -> Plan:  # noqa: ANN401
         x_BLD: mx.array = model.embedding(ids_BL)
         return x_BLD * factor.astype(x_BLD.dtype)  # rows of some packed embeddings are bfloat16 whatever the dtype
 
-    return _plan(model, embed, layers)
+    return whole_plan(model, embed, layers)
+
+
+def _gemma2(model: Any) -> Plan:  # noqa: ANN401
+    """Norms on both sides of each half, and soft-capped scores; the caps of the logits are the model's."""
+    config = model.config
+    layers = tuple(
+        LayerPlan(
+            input_norm=block.input_norm,
+            **four(block.attention),
+            rope=block.attention.rope,
+            scale=1.0 / config.query_pre_attn_scalar**0.5,
+            cap=config.attn_logit_softcapping,
+            attention_norm=block.attention_norm,
+            mlp_input_norm=block.mlp_input_norm,
+            **gated(block.mlp),
+            mlp_norm=block.mlp_norm,
+        )
+        for block in model.blocks
+    )
+    return whole_plan(model, scaled(model, config.hidden_size**0.5), layers)
+
+
+def _granite(model: Any) -> Plan:  # noqa: ANN401
+    """Pre-norm blocks whose branches are multiplied, behind a scaled embedding; the scale of the logits is the model's."""
+    multiplier = model.config.residual_multiplier
+    return _pre_norm(model, embed=scaled(model, model.config.embedding_multiplier), multiplier=multiplier)
+
+
+def _minicpm(model: Any) -> Plan:  # noqa: ANN401
+    """As granite; what divides hidden states before the head is the model's."""
+    return _pre_norm(model, embed=scaled(model, model.config.scale_emb), multiplier=model.config.branch_scale)
+
+
+def _mistral3(model: Any) -> Plan:  # noqa: ANN401
+    """Its text model's blocks, which are llama's or have an attention of their own; all positions are kept."""
+    plan = _pre_norm(model)
+    return replace(plan, layers=tuple(replace(layer, ring=False) for layer in plan.layers))
+
+
+def _glm4(model: Any) -> Plan:  # noqa: ANN401
+    """Norms on both sides of each half."""
+    layers = tuple(
+        LayerPlan(
+            input_norm=block.attention_norm,
+            **grouped(block.attention),
+            attention_norm=block.after_attention,
+            mlp_input_norm=block.mlp_norm,
+            **gated(block.mlp),
+            mlp_norm=block.after_mlp,
+        )
+        for block in model.blocks
+    )
+    return whole_plan(model, model.embedding, layers)
+
+
+def _phi3(model: Any) -> Plan:  # noqa: ANN401
+    """Pre-norm blocks with joined projections."""
+    E = model.head_width
+    layers = []
+    for block in model.blocks:
+        attention = block.attention
+        q, k, v = cut(attention.qkv, attention.heads * E, attention.kv_heads * E, attention.kv_heads * E)
+        layers.append(
+            LayerPlan(
+                input_norm=block.input_norm,
+                q=q,
+                k=k,
+                v=v,
+                o=attention.o,
+                rope=attention.rope,
+                scale=E**-0.5,
+                mlp_input_norm=block.post_norm,
+                **gated(block.mlp),
+            )
+        )
+    return whole_plan(model, model.embedding, tuple(layers))
+
+
+def _starcoder2(model: Any) -> Plan:  # noqa: ANN401
+    """Pre-norm blocks with centred norms and an MLP without a gate."""
+    layers = tuple(
+        LayerPlan(
+            input_norm=block.input_norm,
+            **grouped(block.attention),
+            mlp_input_norm=block.post_norm,
+            gate=Outputs(linear=block.mlp.up),
+            up=None,
+            down=block.mlp.down,
+            activation=GELU,
+        )
+        for block in model.blocks
+    )
+    return whole_plan(model, model.embedding, layers)
+
+
+def _cohere2(model: Any) -> Plan:  # noqa: ANN401
+    """Parallel blocks behind one centred norm each; the scale of the logits is the model's."""
+    if model.norm.weight.dtype == mx.float16:
+        raise NotFusedError("attention in float32 inside float16")
+    layers = tuple(
+        LayerPlan(
+            input_norm=block.norm,
+            **four(block.attention),
+            rope=block.attention.rope,
+            window=block.attention.window,
+            scale=block.attention.head_width**-0.5,
+            mlp_input_norm=None,
+            **gated(block.mlp),
+            parallel=True,
+        )
+        for block in model.blocks
+    )
+    return whole_plan(model, model.embedding, layers)
+
+
+def _olmo(model: Any) -> Plan:  # noqa: ANN401
+    """Norms of what each half puts out, and of all heads at once; olmo3 has windows besides."""
+    layers = tuple(
+        LayerPlan(
+            input_norm=None,
+            **four(block.attention),
+            q_norm=block.attention.q_norm,
+            k_norm=block.attention.k_norm,
+            whole_norms=True,
+            rope=block.attention.rope,
+            window=getattr(block.attention, "window", None),
+            scale=block.attention.head_width**-0.5,
+            attention_norm=block.attention_norm,
+            mlp_input_norm=None,
+            **gated(block.mlp),
+            mlp_norm=block.mlp_norm,
+        )
+        for block in model.blocks
+    )
+    return whole_plan(model, model.embedding, layers)
 
 
 FAMILIES: Final[Mapping[str, Callable[[Any], Plan]]] = {
+    "cohere2": _cohere2,
     "gemma": _gemma,
+    "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "glm4": _glm4,
+    "granite": _granite,
     "llama": _pre_norm,  # and mistral, which is llama's model
+    "minicpm": _minicpm,
+    "mistral3": _mistral3,
+    "olmo2": _olmo,
+    "olmo3": _olmo,
+    "phi3": _phi3,
     "qwen2": _pre_norm,
     "qwen3": _pre_norm,
     "smollm3": _pre_norm,
+    "starcoder2": _starcoder2,
 }
-ACTIVATIONS: Final[Mapping[Any, int]] = {swiglu: SWIGLU, geglu_approx: GEGLU_APPROX, geglu: GEGLU}
-
-
-def _scaled(model: Any, factor: float) -> Callable[[mx.array], mx.array]:  # noqa: ANN401
-    """An embedding times a number, which takes its dtype."""
-
-    def embed(ids_BL: mx.array) -> mx.array:
-        x_BLD: mx.array = model.embedding(ids_BL) * factor
-        return x_BLD
-
-    return embed
-
-
-def _four(attention: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Four projections of their own."""
-    projections = {name: Outputs(linear=getattr(attention, name)) for name in ("q", "k", "v")}
-    return {**projections, "o": attention.o}
-
-
-def _grouped(attention: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The attention that most families share."""
-    if type(attention) is not GroupedAttention:
-        raise NotFusedError(f"attention of the kind {type(attention).__name__}")
-    names = ("q_norm", "k_norm", "rope", "window", "scale")
-    return {**_four(attention), **{name: getattr(attention, name) for name in names}}
-
-
-def _gated(mlp: Any) -> dict[str, Any]:  # noqa: ANN401
-    if type(mlp) is not GatedMLP:
-        raise NotFusedError(f"an MLP of the kind {type(mlp).__name__}")
-    return {
-        "gate": Outputs(linear=mlp.gate),
-        "up": Outputs(linear=mlp.up),
-        "down": mlp.down,
-        "activation": _activation(mlp.activation),
-    }
-
-
-def _activation(activation: Any) -> int:  # noqa: ANN401
-    if activation not in ACTIVATIONS:
-        raise NotFusedError(f"the activation {getattr(activation, '__name__', activation)}")
-    return ACTIVATIONS[activation]
-
-
-def _plan(model: Any, embed: Callable[[mx.array], mx.array], layers: tuple[LayerPlan, ...]) -> Plan:  # noqa: ANN401
-    weight = model.norm.weight
-    return Plan(
-        layers=layers,
-        norm=model.norm,
-        embed=embed,
-        width=weight.shape[0],
-        head_width=model.head_width,
-        dtype=weight.dtype,
-    )
 
 
 def _check(layer: LayerPlan, plan: Plan) -> None:

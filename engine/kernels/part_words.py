@@ -167,12 +167,20 @@ def rotation_part(
 
 
 def attention_part(
-    code: StepCode, geometry: Geometry, *, layer: int, group: int, window: int | None, cap: float | None = None
+    code: StepCode,
+    geometry: Geometry,
+    *,
+    layer: int,
+    group: int,
+    window: int | None,
+    ring: bool = True,
+    cap: float | None = None,
 ) -> dict[int, int]:
-    """The words of attention; a layer with a window has the ring of its own number."""
-    ring = {f.RING: -1} if window is None else {f.RING: layer, f.WINDOW: window}
-    caps = {} if cap is None else {f.CAP: low(stored(cap, geometry.dtype))}
-    return _heads(geometry, layer, group) | ring | caps | {f.CODE: entry(code.attention)}
+    """The words of attention; a layer with a window has the ring of its own number, where it has one."""
+    words = _heads(geometry, layer, group) | {f.CODE: entry(code.attention), f.RING: -1}
+    if window is not None:
+        words |= {f.WINDOW: window, f.RING: layer if ring else -1}
+    return words if cap is None else words | {f.CAP: low(stored(cap, geometry.dtype))}
 
 
 def gate_part(code: StepCode, *, inner: int, gate: Place, up: Place | None, activation: int) -> dict[int, int]:

@@ -47,6 +47,7 @@ class LayerPlan:
         whole_norms: Whether these go over all heads at once.
         rope: Rotation, or None.
         window: Positions that a query sees, or None for all.
+        ring: Whether a window's layer keeps no more positions than those.
         scale: Factor on the scores.
         cap: Soft cap on the scores, or None.
         attention_norm: Of the attention's output, or None.
@@ -69,6 +70,7 @@ class LayerPlan:
     whole_norms: bool = False
     rope: Rope | None
     window: int | None = None
+    ring: bool = True
     scale: float
     cap: float | None = None
     attention_norm: RMSNorm | None = None

@@ -140,7 +140,7 @@ class _Builder:
         rings: dict[int, int] = {}
         for index, layer in enumerate(layers):
             self._norm(layer.input_norm, pending)
-            if layer.window is not None:
+            if layer.window is not None and layer.ring:
                 rings[index] = layer.window
             self._attention(index, layer, geometry, heads // groups)
             place = self._product(layer.o, f.ATTENDED, f.SUMS, sync=True)
@@ -254,8 +254,17 @@ class _Builder:
             scale=layer.scale,
         )
         self._add(rotation)
-        part = attention_part(self.code, geometry, layer=index, group=group, window=layer.window, cap=layer.cap)
-        self._add(part)
+        self._add(
+            attention_part(
+                self.code,
+                geometry,
+                layer=index,
+                group=group,
+                window=layer.window,
+                ring=layer.ring,
+                cap=layer.cap,
+            )
+        )
 
     def _whole_norm(self, outputs: Outputs, place: Place, norm: RMSNorm, *, sync: bool) -> Place:
         """A norm over all heads in place, which finishes the product too."""
@@ -290,7 +299,7 @@ class _Builder:
 
     def _table(self, rope: Rope) -> int:
         for i, known in enumerate(self.ropes):
-            if known is rope or _alike(known, rope):
+            if known is rope or alike(known, rope):
                 return i
         if len(self.ropes) * 2 >= NO_ROOM:
             raise NotFusedError("more rotations than it has room for")
@@ -316,6 +325,10 @@ def _within(place: Place, first: int) -> Place:
     return replace(place, at=first, bias=place.bias + 4 * first if place.bias else 0)
 
 
-def _alike(a: Rope, b: Rope) -> bool:
-    plain = a.periods is None and b.periods is None
-    return plain and (a.width, a.base, a.scale) == (b.width, b.base, b.scale)
+def alike(a: Rope, b: Rope) -> bool:
+    """Whether two rotations turn by the same angles: gain and pairs are fields of a part."""
+    if (a.width, a.base, a.scale) != (b.width, b.base, b.scale):
+        return False
+    if a.periods is None or b.periods is None:
+        return a.periods is b.periods
+    return bool(mx.array_equal(a.periods.view(mx.uint32), b.periods.view(mx.uint32)))

@@ -48,6 +48,7 @@ class HeadProbe:
         norm: Whether heads are normalised.
         rope: `halves`, `neighbours`, `part`, `gain`, or None.
         window: Positions that a query sees, or None.
+        ring: Whether no more positions than those are kept.
         cap: Soft cap on the scores, or None.
         joined: Whether queries, keys and values are outputs of one product.
         seed: Of everything random in it.
@@ -63,6 +64,7 @@ class HeadProbe:
     norm: bool = False
     rope: str | None = "halves"
     window: int | None = None
+    ring: bool = True
     cap: float | None = None
     joined: bool = False
     seed: int = 0
@@ -82,6 +84,7 @@ HEADS: Final[tuple[HeadProbe, ...]] = tuple(
         {"pieces": (20, 1), "special": "faint input"},
         {"pieces": (3, 1), "special": "faint weight"},
         {"pieces": (5, 1, 1, 1, 1, 9, 1, 1, 2, *(1,) * 8), "window": 6, "norm": True},
+        {"pieces": (5, 1, 9, 1, 22, 1, 1), "window": 6, "ring": False},
         {"pieces": (19, 1), "cap": 1.7, "joined": True, "bias": True},
         {"pieces": (6, 1), "cap": 30.0, "special": "huge", "joined": True},
     )
@@ -134,8 +137,9 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
     geometry = Geometry(layers=1, groups=K, width=E, columns=columns, dtype=dtype)
     history = History(geometry=geometry)
     window = probe.window
-    cache: Any = PlainCache() if window is None else RotatingCache(max_size=window)
-    ring = None if window is None else Ring(max_size=window)
+    kept = window if probe.ring else None
+    cache: Any = PlainCache() if kept is None else RotatingCache(max_size=kept)
+    ring = None if kept is None else Ring(max_size=kept)
     norms = [as_stored(drawn(random, probe.special, E), dtype) for _ in range(2)] if probe.norm else []
     biases = [as_stored(drawn(random, probe.special, n * E), dtype) for n in (K * G, K, K)] if probe.bias else []
     at = [bench.keep(floats(bias)) for bias in biases] or [0, 0, 0]
@@ -151,7 +155,7 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
         table=0,
         scale=scale,
     )
-    attention = attention_part(code, geometry, layer=0, group=G, window=window, cap=probe.cap)
+    attention = attention_part(code, geometry, layer=0, group=G, window=window, ring=probe.ring, cap=probe.cap)
     if rope is not None:
         for i, table in enumerate(turns(rope, sum(probe.pieces), dtype)):
             bench.context[f.TABLES + i] = bench.keep(table)

@@ -56,6 +56,7 @@ def random_heads() -> list[HeadProbe]:
             norm=bool(random.integers(2)),
             rope=[None, "halves", "neighbours", "part", "gain"][int(random.integers(5))],
             window=int(random.integers(1, 40)) if random.integers(2) else None,
+            ring=bool(random.integers(2)),
             cap=float(random.uniform(0.5, 60.0)) if random.integers(3) == 0 else None,
             joined=bool(random.integers(2)),
             seed=seed,
