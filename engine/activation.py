@@ -37,7 +37,7 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
 def gelu(x: mx.array) -> mx.array:
     """x times the normal distribution function at x, through erf.
 
-    Numerics: each of the four operations is rounded; erf comes from the C library.
+    Numerics: each of the four operations is rounded; erf is mlx's own on the CPU, not the C library's.
     """
     return x * (1 + mx.erf(x / math.sqrt(2))) / 2
 

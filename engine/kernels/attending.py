@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 from engine.kernels.driver import DONE, NAN, NEXT
 from engine.kernels.fields import (
     ATTENDED,
+    CAP,
     COLUMNS,
     GROUP,
     GROUPS,
@@ -43,8 +44,9 @@ from engine.kernels.fields import (
     WINDOW,
 )
 from engine.kernels.memory import float_at, put_float, put_word, take, word_at
-from engine.kernels.parts import PART
+from engine.kernels.parts import PART, low_float
 from engine.kernels.scalar import exponential, rounded
+from engine.kernels.soft_cap import capped
 from engine.kernels.tile import UNROLL
 from engine.kernels.vector_code import Shape, Value, VectorCode
 
@@ -196,6 +198,8 @@ def build_attention(shape: Shape) -> Any:
                     lowest = max(0, position + 1 - window)
                 scores = scratch + row * stride * 4
                 cleared(scores, 0, lowest - start)
+                if word_at(fields, CAP):
+                    capped(scores + (lowest - start) * 4, position + 1 - lowest, low_float(fields, CAP), to)
                 most = weighed(scores + (lowest - start) * 4, position + 1 - lowest, held - index, to)
                 if not most > LOWEST:
                     put_word(control, NAN, 1)

@@ -8,6 +8,7 @@ from typing import Final
 
 # Words of the context of a call. The addresses of buffers, float32 rows, are words of it too.
 ROWS, OFFSET, ROUNDING, THREADS, SLABS, SCRATCH, SCRATCH_SIZE, RINGS, POSITIONS = range(9)  # how many, where, and so on
+BRANCH: Final = 11  # a buffer, too
 STREAM, NORMED, QUERIES, KEYS, VALUES, TURNED, FRESH, ATTENDED, GATE, UP, GATED, SUMS = range(12, 24)  # buffers
 TABLES: Final = 24  # addresses of cosines, then sines, of each rotation in turn
 CONTEXT_WORDS: Final = 40
@@ -20,9 +21,12 @@ FIELDS: Final = 40
 # A product. X and Y are words of the context.
 INNER, WEIGHT, SCALES, BIASES, SHIFT, WIDTH, BLOCKS = range(5, 12)
 
-# A norm: STREAM += [norm of] (X + bias), then Y = norm of STREAM. X and Y as above, X 0 where nothing is added. BIAS, POST and
-# N_WEIGHT are addresses of float32, 0 for none. N_EPS, POST_EPS, N_INVERSE (1 / width): float32.
+# A norm: STREAM += [norm of] (X + bias) [* MULTIPLIER] [+ ALSO + its bias, before], then Y = norm of STREAM. X and Y as above,
+# X 0 where nothing is added. BIAS, POST, N_WEIGHT and N_SHIFT are addresses of float32, 0 for none. N_EPS, POST_EPS, N_INVERSE
+# (1 / width), MULTIPLIER: float32. N_KIND: which norm. ALSO: a word of the context as X is.
 N_INNER, X_WIDTH, BIAS, POST, N_WEIGHT, N_EPS, POST_EPS, N_INVERSE = range(5, 13)
+N_KIND, N_SHIFT, MULTIPLIER, HAS_MULTIPLIER, ALSO, ALSO_WIDTH, ALSO_BIAS = range(13, 20)
+RMS, CENTRED, NO_NORM = range(3)
 
 # Rotation and storing. GROUPS: heads of keys; GROUP: heads of queries a group; HEAD: elements of one, HEAD_BLOCKS: blocks of
 # columns that it takes. *_BIAS, *_NORM: addresses of float32, 0 for none. TABLE: word of the context, 0 for no rotation.
@@ -30,18 +34,23 @@ N_INNER, X_WIDTH, BIAS, POST, N_WEIGHT, N_EPS, POST_EPS, N_INVERSE = range(5, 13
 GROUPS, GROUP, HEAD, HEAD_BLOCKS, COLUMNS, LAYER = range(5, 11)
 Q_WIDTH, K_WIDTH, V_WIDTH, Q_BIAS, K_BIAS, V_BIAS, Q_NORM, K_NORM, H_EPS, H_INVERSE = range(11, 21)
 TABLE, TURNING, NEIGHBOURS, HAS_GAIN, GAIN, SCALE = range(21, 27)
+# Where queries, keys and values stand: words of the context (*_FROM), and floats before them in a row (*_AT).
+Q_FROM, K_FROM, V_FROM, K_AT, V_AT = range(35, 40)
 
 # Attention, besides GROUPS to LAYER. WINDOW: positions that a query sees, 0 for all. RING: which of the context's, -1 for none.
 # VALUES_AT: bytes of a slab before its values.
+# CAP: float32 of a soft cap on the scores, 0 for none.
 WINDOW, RING, VALUES_AT = range(27, 30)
+CAP: Final = 26
 
 # Packing of what was stored, besides GROUPS to LAYER and VALUES_AT. ELEMENTS: that share a scale. TOP: the highest code, a
 # float32. SCALES_AT, CODES_AT: bytes of a slab before scales and biases, and before codes.
 ELEMENTS, TOP, SCALES_AT, CODES_AT = range(30, 34)
 
-# The gated activation: Y = activation(GATE + bias) * (UP + bias). ACTIVATION: which.
-A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION = range(5, 11)
-SWIGLU, GEGLU_APPROX = 0, 1
+# The activation: GATED = activation(GATE + bias) [* (UP + bias)]. ACTIVATION: which. UP_FROM: word of the context where UP
+# stands, 0 for a layer without a gate; UP_AT: floats before it in a row.
+A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION, UP_FROM, UP_AT = range(5, 13)
+SWIGLU, GEGLU_APPROX, GEGLU, GELU = range(4)
 
 SLAB: Final = 256  # positions of a slab of keys and values: a multiple of every tile's columns
 MOST_ROWS: Final = 256  # rows of one call

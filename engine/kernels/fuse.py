@@ -13,8 +13,8 @@ from numba.core.errors import NumbaError
 from engine.cache.convert import KVMode
 from engine.generate import Feed, steps
 from engine.kernels.driver import Driver, Form, shape_of
+from engine.kernels.families import plan_of
 from engine.kernels.fused import FusedModel
-from engine.kernels.plan import plan_of
 from engine.kernels.program import build_program
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.team import Team

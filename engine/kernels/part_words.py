@@ -3,6 +3,7 @@
 Guarantees: everything that a part reads is given by its arguments; what is not given is zero, which each field takes for none.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -18,30 +19,101 @@ from engine.rope import Rope
 Words = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where some outputs of a product stand.
+
+    Attributes:
+        buffer: Word of the context.
+        width: Floats of a row.
+        at: Floats before them in it.
+        bias: Address of theirs, 0 for none.
+    """
+
+    buffer: int
+    width: int
+    at: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormWords:
+    """A norm as a part has it.
+
+    Attributes:
+        weight: Address, 0 where there is no norm.
+        eps: Beside the mean square, or the variance.
+        kind: `RMS`, `CENTRED` or `NO_NORM` of `engine.kernels.fields`.
+        shift: Address of what is added at last, 0 for none.
+    """
+
+    weight: int = 0
+    eps: float = 0.0
+    kind: int = f.RMS
+    shift: int = 0
+
+
+NOTHING = NormWords(kind=f.NO_NORM)
+
+
 def norm_part(
     code: StepCode,
     *,
     width: int,
-    weight: int,
-    eps: float,
-    sums: int = 0,
-    bias: int = 0,
-    post: int = 0,
-    post_eps: float = 0.0,
+    norm: NormWords,
+    added: Place | None = None,
+    post: NormWords = NOTHING,
+    multiplier: float | None = None,
+    also: Place | None = None,
 ) -> dict[int, int]:
-    """The words of a norm; `sums` is the width of a row of SUMS, 0 where nothing is added before."""
+    """The words of a norm of the stream, to which something may be added before.
+
+    Args:
+        code: Compiled parts.
+        width: Elements of a row.
+        norm: Of the stream.
+        added: What is added to it, unrounded, or None.
+        post: Norm of what is added.
+        multiplier: Of what is added, rounded as the activations are.
+        also: What is added to that before, unrounded.
+    """
     words = {
         f.KIND: f.OTHER,
         f.CODE: entry(code.norm),
         f.SYNC: 1,
         f.Y: f.NORMED,
         f.N_INNER: width,
-        f.N_WEIGHT: weight,
-        f.N_EPS: low(eps),
+        f.N_WEIGHT: norm.weight,
+        f.N_EPS: low(norm.eps),
+        f.N_INVERSE: low(1.0 / width),
+        f.N_KIND: norm.kind,
+        f.N_SHIFT: norm.shift,
+    }
+    if added is None:
+        return words
+    words |= {f.X: added.buffer, f.X_WIDTH: added.width, f.BIAS: added.bias, f.POST: post.weight}
+    words |= {f.POST_EPS: low(post.eps)}
+    if multiplier is not None:
+        words |= {f.HAS_MULTIPLIER: 1, f.MULTIPLIER: low(multiplier)}
+    if also is not None:
+        words |= {f.ALSO: also.buffer, f.ALSO_WIDTH: also.width, f.ALSO_BIAS: also.bias}
+    return words
+
+
+def row_norm_part(code: StepCode, place: Place, *, width: int, norm: NormWords, sync: bool) -> dict[int, int]:
+    """The words of a norm of whole rows in place."""
+    return {
+        f.KIND: f.OTHER,
+        f.CODE: entry(code.row_norm),
+        f.SYNC: int(sync),
+        f.X: place.buffer,
+        f.X_WIDTH: place.width,
+        f.BIAS: place.bias,
+        f.N_INNER: width,
+        f.N_WEIGHT: norm.weight,
+        f.N_EPS: low(norm.eps),
         f.N_INVERSE: low(1.0 / width),
     }
-    added = {f.X: f.SUMS, f.X_WIDTH: sums, f.BIAS: bias, f.POST: post, f.POST_EPS: low(post_eps)}
-    return words | added if sums else words
 
 
 def rotation_part(
@@ -50,8 +122,7 @@ def rotation_part(
     *,
     layer: int,
     group: int,
-    widths: tuple[int, ...],
-    biases: tuple[int, ...],
+    places: tuple[Place, Place, Place],
     norms: tuple[int, ...],
     eps: float,
     rope: Rope | None,
@@ -65,8 +136,7 @@ def rotation_part(
         geometry: Of slabs.
         layer: Whose keys and values.
         group: Heads of queries for one of keys.
-        widths: Floats of a row of queries, of keys and of values.
-        biases: Their addresses.
+        places: Of queries, of keys and of values; queries come first in their row.
         norms: Addresses of the weights for queries and for keys.
         eps: Of both norms.
         rope: Rotation, or None.
@@ -78,8 +148,11 @@ def rotation_part(
         f.H_EPS: low(eps),
         f.H_INVERSE: low(1.0 / geometry.width),
         f.SCALE: low(stored(scale, geometry.dtype)),
-        **dict(zip((f.Q_WIDTH, f.K_WIDTH, f.V_WIDTH), widths, strict=True)),
-        **dict(zip((f.Q_BIAS, f.K_BIAS, f.V_BIAS), biases, strict=True)),
+        **dict(zip((f.Q_FROM, f.K_FROM, f.V_FROM), (place.buffer for place in places), strict=True)),
+        **dict(zip((f.Q_WIDTH, f.K_WIDTH, f.V_WIDTH), (place.width for place in places), strict=True)),
+        **dict(zip((f.Q_BIAS, f.K_BIAS, f.V_BIAS), (place.bias for place in places), strict=True)),
+        f.K_AT: places[1].at,
+        f.V_AT: places[2].at,
         **dict(zip((f.Q_NORM, f.K_NORM), norms, strict=True)),
     }
     if rope is None:
@@ -104,27 +177,37 @@ def packing_part(code: StepCode, geometry: Geometry, *, layer: int) -> dict[int,
     }
 
 
-def attention_part(code: StepCode, geometry: Geometry, *, layer: int, group: int, window: int | None) -> dict[int, int]:
-    """The words of attention; a layer with a window has the ring of its own number."""
-    ring = {f.RING: -1} if window is None else {f.RING: layer, f.WINDOW: window}
-    return _heads(geometry, layer, group) | ring | {f.CODE: entry(code.attention)}
-
-
-def gate_part(
-    code: StepCode, *, inner: int, widths: tuple[int, int], biases: tuple[int, int], activation: int
+def attention_part(
+    code: StepCode,
+    geometry: Geometry,
+    *,
+    layer: int,
+    group: int,
+    window: int | None,
+    ring: bool = True,
+    cap: float | None = None,
 ) -> dict[int, int]:
-    """The words of a gated activation: widths of the rows of gate and up, and their biases."""
-    return {
+    """The words of attention; a layer with a window has the ring of its own number, where it has one."""
+    words = _heads(geometry, layer, group) | {f.CODE: entry(code.attention), f.RING: -1}
+    if window is not None:
+        words |= {f.WINDOW: window, f.RING: layer if ring else -1}
+    return words if cap is None else words | {f.CAP: low(stored(cap, geometry.dtype))}
+
+
+def gate_part(code: StepCode, *, inner: int, gate: Place, up: Place | None, activation: int) -> dict[int, int]:
+    """The words of an activation: of gate and up, or of one alone; the gate comes first in its row."""
+    words = {
         f.KIND: f.OTHER,
         f.CODE: entry(code.gate),
         f.SYNC: 1,
         f.A_INNER: inner,
-        f.GATE_WIDTH: widths[0],
-        f.UP_WIDTH: widths[1],
-        f.GATE_BIAS: biases[0],
-        f.UP_BIAS: biases[1],
+        f.GATE_WIDTH: gate.width,
+        f.GATE_BIAS: gate.bias,
         f.ACTIVATION: activation,
     }
+    if up is None:
+        return words
+    return words | {f.UP_FROM: up.buffer, f.UP_WIDTH: up.width, f.UP_AT: up.at, f.UP_BIAS: up.bias}
 
 
 def _heads(geometry: Geometry, layer: int, group: int) -> dict[int, int]:

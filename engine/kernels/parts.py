@@ -2,7 +2,7 @@
 # ruff: noqa: PLR0124 - a NaN is what differs from itself
 # mypy: disable-error-code="attr-defined,call-arg,var-annotated,unreachable,import-untyped"
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-any-return,no-untyped-call"
-"""The parts of a step besides products and attention: norms, rotation and storing of keys, the gated activation.
+"""The parts of a step besides products and attention: norms, rotation and storing of keys.
 
 A part is compiled code that threads call together, `part(fields, context, thread, control)`: it hands out its pieces one by one
 through the control words and returns how many there are in all. What it is told stands in `engine.kernels.fields`.
@@ -15,7 +15,6 @@ Numerics: each operation is mlx's, in mlx's order, rounded to the activations' d
 Source: spec/cpu.md section 1.
 """
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -23,41 +22,44 @@ from numba import njit, types
 
 from engine.kernels.driver import DONE, NAN, NEXT
 from engine.kernels.fields import (
-    A_INNER,
-    ACTIVATION,
+    ALSO,
+    ALSO_BIAS,
+    ALSO_WIDTH,
     BIAS,
     COLUMNS,
     FRESH,
     GAIN,
-    GATE,
-    GATE_BIAS,
-    GATE_WIDTH,
-    GATED,
-    GEGLU_APPROX,
     GROUP,
     GROUPS,
     H_EPS,
     H_INVERSE,
     HAS_GAIN,
+    HAS_MULTIPLIER,
     HEAD,
     HEAD_BLOCKS,
+    K_AT,
     K_BIAS,
+    K_FROM,
     K_NORM,
     K_WIDTH,
-    KEYS,
     LAYER,
+    MULTIPLIER,
     N_EPS,
     N_INNER,
     N_INVERSE,
+    N_KIND,
+    N_SHIFT,
     N_WEIGHT,
     NEIGHBOURS,
+    NO_NORM,
     OFFSET,
     POST,
     POST_EPS,
     Q_BIAS,
+    Q_FROM,
     Q_NORM,
     Q_WIDTH,
-    QUERIES,
+    RMS,
     ROUNDING,
     ROWS,
     SCALE,
@@ -67,29 +69,21 @@ from engine.kernels.fields import (
     TABLE,
     TURNED,
     TURNING,
-    UP,
-    UP_BIAS,
-    UP_WIDTH,
+    V_AT,
     V_BIAS,
+    V_FROM,
     V_WIDTH,
-    VALUES,
     VALUES_AT,
     X_WIDTH,
     X,
     Y,
 )
 from engine.kernels.memory import float_at, put_float, put_word, take, word_at
-from engine.kernels.scalar import exponential, rounded
+from engine.kernels.scalar import rounded
 
 PART: Final = types.int64(*[types.int64] * 4)
-PIECE: Final = 512  # elements of an activation that are worth handing out
 
 _f32 = np.float32
-
-CUBIC: Final = _f32(0.044715)
-ROOT: Final = _f32(math.sqrt(2 / math.pi))
-_powf = types.ExternalFunction("powf", types.float32(types.float32, types.float32))
-_tanhf = types.ExternalFunction("tanhf", types.float32(types.float32))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -123,6 +117,58 @@ def normed(x, weight, out, width, inverse, eps, to):
         nan += v != v
         put_float(out, i, v)
     return nan
+
+
+@njit(nogil=True, error_model="numpy")
+def centred(x, weight, shift, out, width, inverse, eps, to):
+    """The norm by mean and variance of a row. Returns how many elements of it are NaN."""
+    total = _f32(0.0)
+    for i in range(width):
+        total = _f32(total + float_at(x, i))
+    mean, total = _f32(total * inverse), _f32(0.0)
+    for i in range(width):
+        v = _f32(float_at(x, i) - mean)
+        total = _f32(total + _f32(v * v))
+    factor = _f32(_f32(1.0) / np.sqrt(_f32(_f32(total * inverse) + eps)))
+    nan = 0
+    for i in range(width):
+        v = rounded(_f32(_f32(float_at(x, i) - mean) * factor), to)
+        v = rounded(_f32(v * float_at(weight, i)), to)
+        if shift:
+            v = rounded(_f32(v + float_at(shift, i)), to)
+        nan += v != v
+        put_float(out, i, v)
+    return nan
+
+
+@njit(nogil=True, error_model="numpy")
+def copied(x, out, width):
+    """A row as it is. Returns how many elements of it are NaN."""
+    nan = 0
+    for i in range(width):
+        v = float_at(x, i)
+        nan += v != v
+        put_float(out, i, v)
+    return nan
+
+
+@njit(nogil=True, error_model="numpy")
+def normed_as(fields, x, out, to):
+    """The norm of a row that a part has. Returns how many elements of it are NaN."""
+    width, weight, kind = word_at(fields, N_INNER), word_at(fields, N_WEIGHT), word_at(fields, N_KIND)
+    inverse, eps = low_float(fields, N_INVERSE), low_float(fields, N_EPS)
+    if kind == RMS:
+        return normed(x, weight, out, width, inverse, eps, to)
+    if kind == NO_NORM:
+        return copied(x, out, width)
+    return centred(x, weight, word_at(fields, N_SHIFT), out, width, inverse, eps, to)
+
+
+@njit(nogil=True, error_model="numpy")
+def added(x, y, width, to):
+    """x += y."""
+    for i in range(width):
+        put_float(x, i, rounded(_f32(float_at(x, i) + float_at(y, i)), to))
 
 
 @njit(nogil=True, error_model="numpy")
@@ -162,33 +208,8 @@ def head(fields, context, x, bias, norm, out, position):
             turned(out, cosines, sines, pairs, pairs, 1, to)
 
 
-@njit(nogil=True, error_model="numpy")
-def logistic_gate(gate, up, out, count, to):
-    """silu(gate) * up of some elements."""
-    for i in range(count):
-        g = float_at(gate, i)
-        e = rounded(exponential(abs(g)), to)
-        y = _f32(_f32(1.0) / _f32(_f32(1.0) + e))
-        s = rounded(y if g < _f32(0.0) else _f32(_f32(1.0) - y), to)
-        silu = rounded(_f32(g * s), to)
-        put_float(out, i, rounded(_f32(silu * float_at(up, i)), to))
-
-
-@njit(nogil=True, error_model="numpy")
-def normal_gate(gate, up, out, count, to):
-    """gelu_approx(gate) * up of some elements; the power and the hyperbolic tangent are the C library's."""
-    cubic, root, half = rounded(CUBIC, to), rounded(ROOT, to), _f32(0.5)
-    for i in range(count):
-        g = float_at(gate, i)
-        cube = rounded(_powf(g, _f32(3.0)), to)
-        inner = rounded(_f32(root * rounded(_f32(g + rounded(_f32(cubic * cube), to)), to)), to)
-        factor = rounded(_f32(_f32(1.0) + rounded(_tanhf(inner), to)), to)
-        gelu = rounded(_f32(rounded(_f32(half * g), to) * factor), to)
-        put_float(out, i, rounded(_f32(gelu * float_at(up, i)), to))
-
-
 def build_norm() -> Any:  # noqa: ANN401 - Numba's dispatcher
-    """STREAM += [norm of] X, Y = norm of STREAM; pieces are rows."""
+    """STREAM += what X holds, Y = norm of STREAM; pieces are rows."""
 
     @njit(PART, cache=True, nogil=True, error_model="numpy")
     def norm(fields, context, thread, control):
@@ -204,11 +225,14 @@ def build_norm() -> Any:  # noqa: ANN401 - Numba's dispatcher
                 finished(x, word_at(fields, BIAS), x, width, to)
                 if post:
                     normed(x, post, x, width, inverse, low_float(fields, POST_EPS), to)
-                for i in range(width):
-                    put_float(stream, i, rounded(_f32(float_at(stream, i) + float_at(x, i)), to))
-            out = word_at(context, word_at(fields, Y)) + row * width * 4
-            nan = normed(stream, word_at(fields, N_WEIGHT), out, width, inverse, low_float(fields, N_EPS), to)
-            if nan:
+                if word_at(fields, HAS_MULTIPLIER):
+                    multiplied(x, low_float(fields, MULTIPLIER), width, to)
+                if word_at(fields, ALSO):
+                    y = word_at(context, word_at(fields, ALSO)) + row * word_at(fields, ALSO_WIDTH) * 4
+                    finished(y, word_at(fields, ALSO_BIAS), y, width, to)
+                    added(x, y, width, to)
+                added(stream, x, width, to)
+            if normed_as(fields, stream, word_at(context, word_at(fields, Y)) + row * width * 4, to):
                 put_word(control, NAN, 1)
             take(control + 8 * DONE, 1)
 
@@ -234,13 +258,14 @@ def build_rotation() -> Any:  # noqa: ANN401 - Numba's dispatcher
             row, g = piece // groups, piece % groups
             position = word_at(context, OFFSET) + row
             for h in range(g * group, (g + 1) * group):
-                x = word_at(context, QUERIES) + (row * word_at(fields, Q_WIDTH) + h * width) * 4
+                x = word_at(context, word_at(fields, Q_FROM)) + (row * word_at(fields, Q_WIDTH) + h * width) * 4
                 out = word_at(context, TURNED) + ((g * rows + row) * group + h - g * group) * width * 4
                 bias = word_at(fields, Q_BIAS)
                 head(fields, context, x, bias + h * width * 4 if bias else 0, word_at(fields, Q_NORM), out, position)
                 multiplied(out, scale, width, to)
             slab, place = word_at(word_at(context, SLABS), position // SLAB), position % SLAB
-            x = word_at(context, KEYS) + (row * word_at(fields, K_WIDTH) + g * width) * 4
+            x = word_at(context, word_at(fields, K_FROM))
+            x += (row * word_at(fields, K_WIDTH) + word_at(fields, K_AT) + g * width) * 4
             key = word_at(context, FRESH) + (row * groups + g) * width * 4
             bias = word_at(fields, K_BIAS)
             head(fields, context, x, bias + g * width * 4 if bias else 0, word_at(fields, K_NORM), key, position)
@@ -249,7 +274,8 @@ def build_rotation() -> Any:  # noqa: ANN401 - Numba's dispatcher
             )
             for i in range(width):
                 put_float(kept, i * columns, float_at(key, i))
-            x = word_at(context, VALUES) + (row * word_at(fields, V_WIDTH) + g * width) * 4
+            x = word_at(context, word_at(fields, V_FROM))
+            x += (row * word_at(fields, V_WIDTH) + word_at(fields, V_AT) + g * width) * 4
             bias = word_at(fields, V_BIAS)
             finished(x, bias + g * width * 4 if bias else 0, x, width, to)
             kept = slab + word_at(fields, VALUES_AT) + ((layer * groups + g) * blocks * SLAB + place) * columns * 4
@@ -263,32 +289,3 @@ def build_rotation() -> Any:  # noqa: ANN401 - Numba's dispatcher
             take(control + 8 * DONE, 1)
 
     return rotation
-
-
-def build_gate() -> Any:  # noqa: ANN401 - Numba's dispatcher
-    """Y = activation(GATE) * UP; pieces are runs of elements of a row."""
-
-    @njit(PART, cache=True, nogil=True, error_model="numpy")
-    def gate(fields, context, thread, control):
-        rows, width, to = word_at(context, ROWS), word_at(fields, A_INNER), word_at(context, ROUNDING)
-        runs = (width + PIECE - 1) // PIECE
-        while True:
-            piece = take(control + 8 * NEXT, 1)
-            if piece >= rows * runs:
-                return rows * runs
-            row, start = piece // runs, piece % runs * PIECE
-            count = min(width - start, PIECE)
-            g = word_at(context, GATE) + (row * word_at(fields, GATE_WIDTH) + start) * 4
-            u = word_at(context, UP) + (row * word_at(fields, UP_WIDTH) + start) * 4
-            out = word_at(context, GATED) + (row * width + start) * 4
-            bias = word_at(fields, GATE_BIAS)
-            finished(g, bias + start * 4 if bias else 0, g, count, to)
-            bias = word_at(fields, UP_BIAS)
-            finished(u, bias + start * 4 if bias else 0, u, count, to)
-            if word_at(fields, ACTIVATION) == GEGLU_APPROX:
-                normal_gate(g, u, out, count, to)
-            else:
-                logistic_gate(g, u, out, count, to)
-            take(control + 8 * DONE, 1)
-
-    return gate

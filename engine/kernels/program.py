@@ -5,7 +5,7 @@ It holds what its addresses point to.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -20,19 +20,24 @@ from engine.kernels.layout import NAMES, laid_out_for
 from engine.kernels.matrix import FastMatrix, Laid
 from engine.kernels.memory import entry
 from engine.kernels.part_words import (
+    NOTHING,
+    NormWords,
+    Place,
     Words,
     attention_part,
     floats,
     gate_part,
     norm_part,
     rotation_part,
+    row_norm_part,
+    stored,
     words_of,
 )
-from engine.kernels.plan import LayerPlan, NotFusedError, Plan
+from engine.kernels.plan import LayerPlan, Norm, NotFusedError, Outputs, Plan
 from engine.kernels.step import StepCode
 from engine.kernels.tile import STORED
 from engine.linear import Linear
-from engine.norm import RMSNorm
+from engine.norm import LayerNorm, RMSNorm
 from engine.rope import Rope
 
 NO_ROOM: Final = f.CONTEXT_WORDS - f.TABLES  # words for tables: two a rotation
@@ -92,6 +97,23 @@ def build_program(plan: Plan, code: StepCode, driver: Callable[[Form], Driver | 
     return _Builder(plan=plan, code=code, driver=driver, columns=columns).program()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Branch:
+    """What is added to the stream before the next norm.
+
+    Attributes:
+        place: Where it stands.
+        post: Norm of it, or None.
+        multiplier: Of it, or None.
+        also: What is added to it before, or None.
+    """
+
+    place: Place
+    post: RMSNorm | None
+    multiplier: float | None
+    also: Place | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Builder:
     plan: Plan
@@ -107,7 +129,7 @@ class _Builder:
 
     def program(self) -> Program:
         layers, E = self.plan.layers, self.plan.head_width
-        shapes = {(self._laid(layer.q).outputs // E, self._laid(layer.k).outputs // E) for layer in layers}
+        shapes = {(self._count(layer.q) // E, self._count(layer.k) // E) for layer in layers}
         if len(shapes) != 1:
             raise NotFusedError("layers whose heads are not alike")
         ((heads, groups),) = shapes
@@ -116,22 +138,21 @@ class _Builder:
         self._room(f.TURNED, heads * E)
         self._room(f.FRESH, groups * E)
         self._room(f.ATTENDED, heads * E)
-        pending: tuple[Linear, RMSNorm | None] | None = None
+        pending: _Branch | None = None
         rings: dict[int, int] = {}
         for index, layer in enumerate(layers):
             self._norm(layer.input_norm, pending)
-            for linear, y in ((layer.q, f.QUERIES), (layer.k, f.KEYS), (layer.v, f.VALUES)):
-                self._product(linear, f.NORMED, y, sync=y == f.VALUES)
-            if layer.window is not None:
+            if layer.window is not None and layer.ring:
                 rings[index] = layer.window
             self._attention(index, layer, geometry, heads // groups)
-            self._product(layer.o, f.ATTENDED, f.SUMS, sync=True)
-            self._norm(layer.mlp_input_norm, (layer.o, layer.attention_norm))
-            self._product(layer.gate, f.NORMED, f.GATE, sync=False)
-            self._product(layer.up, f.NORMED, f.UP, sync=True)
-            self._gate(layer)
-            self._product(layer.down, f.GATED, f.SUMS, sync=True)
-            pending = layer.down, layer.mlp_norm
+            place = self._product(layer.o, f.ATTENDED, f.SUMS, sync=True)
+            pending = _Branch(place=place, post=layer.attention_norm, multiplier=layer.multiplier)
+            if layer.parallel:
+                pending = replace(pending, also=self._mlp(layer, f.BRANCH))
+            else:
+                self._norm(layer.mlp_input_norm, pending)
+                place = self._mlp(layer, f.SUMS)
+                pending = _Branch(place=place, post=layer.mlp_norm, multiplier=layer.multiplier)
         self._norm(self.plan.norm, pending)
         return Program(
             parts=np.array(self.rows, np.int64),
@@ -146,7 +167,16 @@ class _Builder:
             held=self.held,
         )
 
-    def _product(self, linear: Linear, x: int, y: int, *, sync: bool) -> None:
+    def _products(self, wanted: tuple[Outputs, ...], x: int, buffers: tuple[int, ...]) -> tuple[Place, ...]:
+        """The products of all that is wanted, each projection once."""
+        made: dict[int, Place] = {}
+        last = wanted[-1].linear
+        for outputs, y in zip(wanted, buffers, strict=True):
+            if id(outputs.linear) not in made:
+                made[id(outputs.linear)] = self._product(outputs.linear, x, y, sync=outputs.linear is last)
+        return tuple(_within(made[id(outputs.linear)], outputs.first) for outputs in wanted)
+
+    def _product(self, linear: Linear, x: int, y: int, *, sync: bool) -> Place:
         laid = self._laid(linear)
         self.held.append(laid)
         run, width = self.driver(laid.form), width_of(laid)
@@ -174,26 +204,34 @@ class _Builder:
         )
         self._room(y, width)
         self.cost += inner * width
+        return Place(buffer=y, width=width, bias=self._address(linear.bias))
 
-    def _norm(self, norm: RMSNorm, added: tuple[Linear, RMSNorm | None] | None) -> None:
-        weight, width = self._address(norm.weight), self.plan.width
-        if added is None:
-            self._add(norm_part(self.code, width=width, weight=weight, eps=norm.eps))
+    def _norm(self, norm: Norm | None, branch: _Branch | None) -> None:
+        width, words = self.plan.width, self._norm_words(norm)
+        if branch is None:
+            self._add(norm_part(self.code, width=width, norm=words))
         else:
-            linear, post = added
+            multiplier = branch.multiplier
             self._add(
                 norm_part(
                     self.code,
                     width=width,
-                    weight=weight,
-                    eps=norm.eps,
-                    sums=width_of(self._laid(linear)),
-                    bias=self._address(linear.bias),
-                    post=0 if post is None else self._address(post.weight),
-                    post_eps=0.0 if post is None else post.eps,
+                    norm=words,
+                    added=branch.place,
+                    post=self._norm_words(branch.post),
+                    multiplier=None if multiplier is None else stored(multiplier, self.plan.dtype),
+                    also=branch.also,
                 )
             )
         self._room(f.NORMED, width)
+
+    def _norm_words(self, norm: Norm | None) -> NormWords:
+        if norm is None:
+            return NOTHING
+        if isinstance(norm, LayerNorm):
+            shift = self._address(norm.bias)
+            return NormWords(weight=self._address(norm.weight), eps=norm.eps, kind=f.CENTRED, shift=shift)
+        return NormWords(weight=self._address(norm.weight), eps=norm.eps)
 
     def _attention(self, index: int, layer: LayerPlan, geometry: Geometry, group: int) -> None:
         q_norm, k_norm = layer.q_norm, layer.k_norm
@@ -201,13 +239,17 @@ class _Builder:
             raise NotFusedError("a norm of queries alone or of keys alone")
         if q_norm is not None and k_norm is not None and q_norm.eps != k_norm.eps:
             raise NotFusedError("norms of queries and keys with different eps")
+        q, k, v = self._products((layer.q, layer.k, layer.v), f.NORMED, (f.QUERIES, f.KEYS, f.VALUES))
+        if layer.whole_norms and q_norm is not None and k_norm is not None:
+            q = self._whole_norm(layer.q, q, q_norm, sync=False)
+            k = self._whole_norm(layer.k, k, k_norm, sync=True)
+            q_norm = k_norm = None
         rotation = rotation_part(
             self.code,
             geometry,
             layer=index,
             group=group,
-            widths=tuple(width_of(self._laid(linear)) for linear in (layer.q, layer.k, layer.v)),
-            biases=tuple(self._address(linear.bias) for linear in (layer.q, layer.k, layer.v)),
+            places=(q, k, v),
             norms=tuple(0 if norm is None else self._address(norm.weight) for norm in (q_norm, k_norm)),
             eps=0.0 if q_norm is None else q_norm.eps,
             rope=layer.rope,
@@ -215,20 +257,36 @@ class _Builder:
             scale=layer.scale,
         )
         self._add(rotation)
-        self._add(attention_part(self.code, geometry, layer=index, group=group, window=layer.window))
-
-    def _gate(self, layer: LayerPlan) -> None:
-        gate, up = self._laid(layer.gate), self._laid(layer.up)
-        self._room(f.GATED, gate.outputs)
         self._add(
-            gate_part(
+            attention_part(
                 self.code,
-                inner=gate.outputs,
-                widths=(width_of(gate), width_of(up)),
-                biases=(self._address(layer.gate.bias), self._address(layer.up.bias)),
-                activation=layer.activation,
+                geometry,
+                layer=index,
+                group=group,
+                window=layer.window,
+                ring=layer.ring,
+                cap=layer.cap,
             )
         )
+
+    def _whole_norm(self, outputs: Outputs, place: Place, norm: RMSNorm, *, sync: bool) -> Place:
+        """A norm over all heads in place, which finishes the product too."""
+        if place.at:
+            raise NotFusedError("a norm over a part of a projection")
+        width = self._count(outputs)
+        self._add(row_norm_part(self.code, place, width=width, norm=self._norm_words(norm), sync=sync))
+        return replace(place, bias=0)
+
+    def _mlp(self, layer: LayerPlan, y: int) -> Place:
+        wanted = (layer.gate,) if layer.up is None else (layer.gate, layer.up)
+        gate, *up = self._products(wanted, f.NORMED, (f.GATE, f.UP)[: len(wanted)])
+        inner = self._count(layer.gate)
+        self._room(f.GATED, inner)
+        self._add(gate_part(self.code, inner=inner, gate=gate, up=up[0] if up else None, activation=layer.activation))
+        return self._product(layer.down, f.GATED, y, sync=True)
+
+    def _count(self, outputs: Outputs) -> int:
+        return self._laid(outputs.linear).outputs - outputs.first if outputs.count is None else outputs.count
 
     def _laid(self, linear: Linear) -> Laid:
         laid = laid_out_for(linear.weight.laid(), self.plan.dtype) if isinstance(linear.weight, FastMatrix) else None
@@ -244,7 +302,7 @@ class _Builder:
 
     def _table(self, rope: Rope) -> int:
         for i, known in enumerate(self.ropes):
-            if known is rope or _alike(known, rope):
+            if known is rope or alike(known, rope):
                 return i
         if len(self.ropes) * 2 >= NO_ROOM:
             raise NotFusedError("more rotations than it has room for")
@@ -265,6 +323,15 @@ def width_of(laid: Laid) -> int:
     return int(laid.blocks * laid.columns)
 
 
-def _alike(a: Rope, b: Rope) -> bool:
-    plain = a.periods is None and b.periods is None
-    return plain and (a.width, a.base, a.scale) == (b.width, b.base, b.scale)
+def _within(place: Place, first: int) -> Place:
+    """Where outputs of a product stand that are not its first."""
+    return replace(place, at=first, bias=place.bias + 4 * first if place.bias else 0)
+
+
+def alike(a: Rope, b: Rope) -> bool:
+    """Whether two rotations turn by the same angles: gain and pairs are fields of a part."""
+    if (a.width, a.base, a.scale) != (b.width, b.base, b.scale):
+        return False
+    if a.periods is None or b.periods is None:
+        return a.periods is b.periods
+    return bool(mx.array_equal(a.periods.view(mx.uint32), b.periods.view(mx.uint32)))

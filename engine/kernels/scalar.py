@@ -62,7 +62,9 @@ def rounded(_typing: Any, value: Any, to: Any) -> Any:
 
 
 @intrinsic
-def _fma(_typing: Any, a: Any, b: Any, c: Any) -> Any:
+def fused(_typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.fma(*args)
 
@@ -83,12 +85,12 @@ def exponential(v):
     x = _f32(v * LOG2_E)
     whole = _f32(np.floor(_f64(x) + 0.5))
     part = _f32(x - whole)
-    r = _fma(H0, part, H1)
-    r = _fma(r, part, H2)
-    r = _fma(r, part, H3)
-    r = _fma(r, part, H4)
-    r = _fma(r, part, H5)
-    r = _fma(r, part, _f32(1.0))
+    r = fused(H0, part, H1)
+    r = fused(r, part, H2)
+    r = fused(r, part, H3)
+    r = fused(r, part, H4)
+    r = fused(r, part, H5)
+    r = fused(r, part, _f32(1.0))
     r = _f32(_as_float(_i32((_i32(whole) + _i32(127)) << _i32(23))) * r)
     r = _f32(np.inf) if v > _f32(88.0) else r
     return _f32(0.0) if v < _f32(-88.0) else r

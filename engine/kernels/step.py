@@ -16,6 +16,7 @@ from typing import Any, Final
 import numba
 from numba import njit, types
 
+from engine.kernels.activations import build_gate
 from engine.kernels.attending import build_attention
 from engine.kernels.driver import DONE, ROWS_A_PIECE, SLOTS, Form, shape_of, source_digest
 from engine.kernels.fields import BIASES as PACKED_BIASES
@@ -38,7 +39,8 @@ from engine.kernels.fields import (
 )
 from engine.kernels.memory import call_part, call_product, put_word, seen, take, word_at
 from engine.kernels.packing import build_packing
-from engine.kernels.parts import build_gate, build_norm, build_rotation
+from engine.kernels.parts import build_norm, build_rotation
+from engine.kernels.row_norm import build_row_norm
 
 PIECES: Final = SLOTS - 1  # control word: pieces of a part
 LOOKS: Final = 2000  # before a waiting thread gives its core away
@@ -58,11 +60,12 @@ class StepCode:
     Attributes:
         run: run(parts, count, context, control): does, with others, all parts; returns how many. `control` is the address of
             int64 [count, SLOTS], zero before the first thread begins.
-        norm, rotation, packing, attention, gate: The parts.
+        norm, row_norm, rotation, packing, attention, gate: The parts.
     """
 
     run: Any
     norm: Any
+    row_norm: Any
     rotation: Any
     packing: Any
     attention: Any
@@ -77,6 +80,7 @@ def step_code(folder: Path) -> StepCode:
         return StepCode(
             run=_build_step(),
             norm=build_norm(),
+            row_norm=build_row_norm(),
             rotation=build_rotation(),
             packing=build_packing(),
             attention=build_attention(shape_of(Form(stored="f32"))),

@@ -11,7 +11,7 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from engine.activation import geglu_approx, swiglu
+from engine.activation import soft_capped
 from engine.attention import attend
 from engine.cache.plain import PlainCache
 from engine.cache.quantized import EmptyQuantizedCache
@@ -20,55 +20,20 @@ from engine.kernels import fields as f
 from engine.kernels.attending import scratch_floats
 from engine.kernels.blocks import address_of
 from engine.kernels.codes import packed_heads
-from engine.kernels.driver import NAN, SLOTS, Form, shape_of
+from engine.kernels.driver import Form, shape_of
 from engine.kernels.fused import turns
-from engine.kernels.history import Floats, Geometry, History, Ring, aligned
+from engine.kernels.history import Geometry, History, Ring, aligned
 from engine.kernels.packer import packed_geometry
-from engine.kernels.part_words import (
-    attention_part,
-    floats,
-    gate_part,
-    norm_part,
-    packing_part,
-    rotation_part,
-    words_of,
-)
+from engine.kernels.part_bench import SLACK, PartBench, Result, as_stored, drawn
+from engine.kernels.part_words import Place, attention_part, floats, packing_part, rotation_part
 from engine.kernels.step import StepCode
-from engine.kernels.team import Team
-from engine.kernels.tile import STORED
-from engine.kernels.verify import DTYPES, KernelError, sprinkled, words
+from engine.kernels.verify import DTYPES, KernelError, words
+from engine.kernels.verify_rows import ROWS, RowProbe, row_results
 from engine.rope import Rope, make_rope
 
 SILENCE: Final = "report it; ASSAY_KERNELS=linear computes the same without the fused step and without this message"
 INSTEAD: Final = "fast products alone"
-FAINT: Final = np.float32(2.0**-64)  # products of such values are subnormal
 ORDINARY: Final = frozenset({"ordinary", "tiny", "faint input", "faint weight"})  # nothing here may be left to mlx
-SLACK: Final = 3  # floats that a row of sums is wider than what is in it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowProbe:
-    """Norms and gated activations of some rows.
-
-    Attributes:
-        dtype: Of the activations.
-        rows: How many.
-        width: Elements of one.
-        special: Key of `SPECIALS`.
-        bias: Whether sums have one.
-        post: Whether what is added is normalised.
-        activation: Of the gate.
-        seed: Of everything random in it.
-    """
-
-    dtype: str
-    rows: int
-    width: int
-    special: str = "ordinary"
-    bias: bool = False
-    post: bool = False
-    activation: int = f.SWIGLU
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +52,9 @@ class HeadProbe:
         rope: `halves`, `neighbours`, `part`, `gain`, or None.
         window: Positions that a query sees, or None.
         packed: Bits and group size of the cache; None where it is kept as computed.
+        ring: Whether no more positions than those are kept.
+        cap: Soft cap on the scores, or None.
+        joined: Whether queries, keys and values are outputs of one product.
         seed: Of everything random in it.
     """
 
@@ -101,24 +69,13 @@ class HeadProbe:
     rope: str | None = "halves"
     window: int | None = None
     packed: tuple[int, int] | None = None
+    ring: bool = True
+    cap: float | None = None
+    joined: bool = False
     seed: int = 0
 
 
 Probe = RowProbe | HeadProbe
-ROWS: Final[tuple[RowProbe, ...]] = tuple(
-    RowProbe(dtype=dtype, rows=rows, width=width, special=special, bias=rows > 1, post=rows == 3, activation=activation)
-    for dtype in DTYPES
-    for activation in (f.SWIGLU, f.GEGLU_APPROX)
-    for rows, width, special in (
-        (1, 64, "ordinary"),
-        (3, 531, "tiny"),
-        (2, 37, "huge"),
-        (2, 40, "infinite"),
-        (1, 24, "nan"),
-        (1, 50, "faint input"),
-        (2, 50, "faint weight"),
-    )
-)
 HEADS: Final[tuple[HeadProbe, ...]] = tuple(
     HeadProbe(dtype=dtype, **probe)
     for dtype in DTYPES
@@ -132,6 +89,9 @@ HEADS: Final[tuple[HeadProbe, ...]] = tuple(
         {"pieces": (20, 1), "special": "faint input"},
         {"pieces": (3, 1), "special": "faint weight"},
         {"pieces": (5, 1, 1, 1, 1, 9, 1, 1, 2, *(1,) * 8), "window": 6, "norm": True},
+        {"pieces": (5, 1, 9, 1, 22, 1, 1), "window": 6, "ring": False},
+        {"pieces": (19, 1), "cap": 1.7, "joined": True, "bias": True},
+        {"pieces": (6, 1), "cap": 30.0, "special": "huge", "joined": True},
     )
 )
 CROSSING: Final = (
@@ -168,7 +128,7 @@ def check_part(code: StepCode, probe: Probe) -> None:
         KernelError: A result differs from mlx's.
     """
     for threads in (1, 3):
-        results = _rows(code, probe, threads) if isinstance(probe, RowProbe) else _heads(code, probe, threads)
+        results = row_results(code, probe, threads) if isinstance(probe, RowProbe) else _heads(code, probe, threads)
         for name, expected, actual, marked in results:
             ordinary = probe.special in ORDINARY
             if marked and not ordinary:
@@ -184,137 +144,30 @@ def check_part(code: StepCode, probe: Probe) -> None:
                 )
 
 
-class _Bench:
-    """Buffers and a context for parts that are run by themselves."""
-
-    def __init__(self, code: StepCode, dtype: str, threads: int) -> None:
-        self.code = code
-        self.dtype = DTYPES[dtype]
-        self.context = np.zeros(f.CONTEXT_WORDS, np.int64)
-        self.context[f.ROUNDING] = STORED.index(dtype)
-        self.team = Team(threads=threads)
-        self.held: list[Any] = []
-
-    def keep(self, array: Floats) -> int:
-        """Address of an array that lives as long as this does."""
-        self.held.append(array)
-        return address_of(array)
-
-    def buffer(self, word: int, values: Floats) -> Floats:
-        """A buffer with values in it."""
-        copy = aligned(values.size)
-        copy[:] = values.reshape(-1)
-        self.context[word] = self.keep(copy)
-        return copy.reshape(values.shape)
-
-    def run(self, *parts: dict[int, int]) -> bool:
-        """Run parts in turn; whether one marked a NaN."""
-        program = np.array([words_of(part) for part in parts], np.int64)
-        control = np.zeros((len(parts), SLOTS), np.int64)
-        context = self.context.copy()
-
-        def work(_: int) -> int:
-            return int(self.code.run(address_of(program), len(parts), address_of(context), address_of(control)))
-
-        self.team.run(work, len(parts), threads=self.team.threads)
-        return bool(control[:, NAN].any())
-
-    def stored(self, array: Floats) -> mx.array:
-        """A buffer in the dtype of the activations: exact, because every element was rounded to it."""
-        return mx.array(np.ascontiguousarray(array)).astype(self.dtype)
-
-
-def _values(random: np.random.Generator, probe: Probe, *shape: int) -> Floats:
-    """Float32 values, special ones among them, or all of them faint."""
-    drawn = sprinkled(random, shape, probe.special)
-    return drawn * FAINT if probe.special.startswith("faint") else drawn
-
-
-def _rounded(values: Floats, dtype: mx.Dtype) -> mx.array:
-    return mx.array(values).astype(dtype)
-
-
-Result = tuple[str, mx.array, mx.array, bool]
-
-
-def _rows(code: StepCode, probe: RowProbe, threads: int) -> Iterator[Result]:
-    random = np.random.default_rng([probe.seed, probe.rows, probe.width])
-    bench = _Bench(code, probe.dtype, threads)
-    dtype, rows, width = bench.dtype, probe.rows, probe.width
-    bench.context[f.ROWS] = rows
-
-    def sums(word: int) -> tuple[mx.array, int]:
-        """A buffer of sums, and what mlx's product would have given with the bias; the bias' address."""
-        raw = _values(random, probe, rows, width + SLACK)
-        bench.buffer(word, raw)
-        exact = mx.array(raw[:, :width])
-        if not probe.bias:
-            return exact.astype(dtype), 0
-        bias = _rounded(_values(random, probe, width), dtype)
-        return (exact + bias.astype(mx.float32)).astype(dtype), bench.keep(floats(bias))
-
-    stream = _rounded(_values(random, probe, rows, width), dtype)
-    weight, post = (_rounded(_values(random, probe, width), dtype) for _ in range(2))
-    held = bench.buffer(f.STREAM, np.array(stream.astype(mx.float32)))
-    out = bench.buffer(f.NORMED, np.zeros((rows, width), np.float32))
-    weight_at, post_at = bench.keep(floats(weight)), bench.keep(floats(post))
-    marked = bench.run(norm_part(code, width=width, weight=weight_at, eps=1e-5))
-    yield "norm", mx.fast.rms_norm(stream, weight, 1e-5), bench.stored(out), marked
-    added, bias_at = sums(f.SUMS)
-    part = norm_part(
-        code,
-        width=width,
-        weight=weight_at,
-        eps=1e-6,
-        sums=width + SLACK,
-        bias=bias_at,
-        post=post_at if probe.post else 0,
-        post_eps=1e-5,
-    )
-    total = stream + (mx.fast.rms_norm(added, post, 1e-5) if probe.post else added)
-    marked = bench.run(part)
-    yield "residual sum", total, bench.stored(held), marked
-    yield "norm of the residual sum", mx.fast.rms_norm(total, weight, 1e-6), bench.stored(out), marked
-    (gate, gate_at), (up, up_at) = sums(f.GATE), sums(f.UP)
-    gated = bench.buffer(f.GATED, np.zeros((rows, width), np.float32))
-    activation = {f.SWIGLU: swiglu, f.GEGLU_APPROX: geglu_approx}[probe.activation]
-    widths = width + SLACK, width + SLACK
-    part = gate_part(code, inner=width, widths=widths, biases=(gate_at, up_at), activation=probe.activation)
-    marked = bench.run(part) or bool(np.isnan(gated).any())  # the product that follows marks its NaN
-    yield "gated activation", activation(gate, up), bench.stored(gated), marked
-
-
 def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
     random = np.random.default_rng([probe.seed, probe.width, *probe.pieces])
-    bench = _Bench(code, probe.dtype, threads)
+    bench = PartBench(code, probe.dtype, threads)
     dtype, E, K, G = bench.dtype, probe.width, probe.groups, probe.group
     rope, scale = _rope(probe), E**-0.5
-    columns = shape_of(Form(stored="f32")).columns
-    geometry = Geometry(layers=1, groups=K, width=E, columns=columns, dtype=dtype)
-    if probe.packed is not None:
-        geometry = packed_geometry(geometry, bits=probe.packed[0], group_size=probe.packed[1])
+    geometry = _geometry(probe, dtype)
     history = History(geometry=geometry)
-    window = probe.window
-    cache: Any = PlainCache() if window is None else RotatingCache(max_size=window)
-    ring = None if window is None else Ring(max_size=window)
-    if probe.packed is not None:
-        cache = EmptyQuantizedCache(bits=probe.packed[0], group_size=probe.packed[1])
-    norms = [_rounded(_values(random, probe, E), dtype) for _ in range(2)] if probe.norm else []
-    biases = [_rounded(_values(random, probe, n * E), dtype) for n in (K * G, K, K)] if probe.bias else []
+    cache, ring = _empty(probe)
+    norms = [as_stored(drawn(random, probe.special, E), dtype) for _ in range(2)] if probe.norm else []
+    biases = [as_stored(drawn(random, probe.special, n * E), dtype) for n in (K * G, K, K)] if probe.bias else []
+    at = [bench.keep(floats(bias)) for bias in biases] or [0, 0, 0]
     rotation = rotation_part(
         code,
         geometry,
         layer=0,
         group=G,
-        widths=(K * G * E, K * E + SLACK, K * E),
-        biases=tuple(bench.keep(floats(bias)) for bias in biases) or (0, 0, 0),
+        places=_places(probe, at),
         norms=tuple(bench.keep(floats(norm)) for norm in norms) or (0, 0),
         eps=1e-5,
         rope=rope,
         table=0,
         scale=scale,
     )
-    attention = attention_part(code, geometry, layer=0, group=G, window=window)
+    attention = attention_part(code, geometry, layer=0, group=G, window=probe.window, ring=probe.ring, cap=probe.cap)
     packing = [] if probe.packed is None else [packing_part(code, geometry, layer=0)]
     if rope is not None:
         for i, table in enumerate(turns(rope, sum(probe.pieces), dtype)):
@@ -324,7 +177,9 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
         ring = None if ring is None else ring.advanced(L)
         order = np.array([ring.held, ring.index] if ring is not None and L == 1 else [0, 0], np.int64)
         slabs = np.array([address_of(slab.memory) for slab in history.slabs], np.int64)
-        size = scratch_floats(rows=L, positions=history.offset, group=G, head_blocks=geometry.blocks, columns=columns)
+        size = scratch_floats(
+            rows=L, positions=history.offset, group=G, head_blocks=geometry.blocks, columns=geometry.columns
+        )
         scratch = aligned(size * threads)
         for word, value in (
             (f.ROWS, L),
@@ -340,25 +195,85 @@ def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
         bench.buffer(f.FRESH, np.zeros((L, K, E), np.float32))
         out = bench.buffer(f.ATTENDED, np.zeros((L, K * G * E), np.float32))
         heads = []
-        for i, (word, count) in enumerate(((f.QUERIES, K * G), (f.KEYS, K), (f.VALUES, K))):
-            raw = _values(random, probe, L, count * E + (SLACK if i == 1 else 0))
-            bench.buffer(word, raw)
-            exact = mx.array(raw[:, : count * E])
-            exact = exact + biases[i].astype(mx.float32) if biases else exact
-            x_BLHE = exact.astype(dtype).reshape(1, L, count, E)
+        for i, raw in enumerate(_projected(bench, probe, random, L)):
+            exact = raw + biases[i].astype(mx.float32) if biases else raw
+            x_BLHE = exact.astype(dtype).reshape(1, L, -1, E)
             x_BLHE = mx.fast.rms_norm(x_BLHE, norms[i], 1e-5) if norms and i < 2 else x_BLHE
             x_BHLE = x_BLHE.swapaxes(1, 2)
             heads.append(x_BHLE if rope is None or i == 2 else rope(x_BHLE, offset))
-        mask = cache.mask(L, window=window)
+        mask = cache.mask(L, window=probe.window, as_array=probe.cap is not None)
         cache, keys, values = cache.append(heads[1], heads[2])
-        expected = attend(heads[0], keys, values, scale=scale, mask=mask).swapaxes(1, 2).reshape(L, -1)
+        expected = _attended(probe, heads[0], keys, values, mask, scale=scale)
+        expected = expected.swapaxes(1, 2).reshape(L, -1)
         marked = bench.run(rotation, *packing, attention)
         yield "attention", expected, bench.stored(out), marked
         if packing:
-            for right, found in zip((keys, values), packed_heads(history, 0), strict=True):
-                yield "codes", right.weight.view(mx.float32), found.weight.view(mx.float32), marked
-                yield "scales", right.scales, found.scales, marked
-                yield "biases", right.biases, found.biases, marked
+            yield from _packed(history, keys, values, marked=marked)
+
+
+def _geometry(probe: HeadProbe, dtype: mx.Dtype) -> Geometry:
+    columns = shape_of(Form(stored="f32")).columns
+    geometry = Geometry(layers=1, groups=probe.groups, width=probe.width, columns=columns, dtype=dtype)
+    if probe.packed is None:
+        return geometry
+    return packed_geometry(geometry, bits=probe.packed[0], group_size=probe.packed[1])
+
+
+def _empty(probe: HeadProbe) -> tuple[Any, Ring | None]:
+    """The cache that is the definition, and the ring beside it."""
+    if probe.packed is not None:
+        return EmptyQuantizedCache(bits=probe.packed[0], group_size=probe.packed[1]), None
+    if probe.window is None or not probe.ring:
+        return PlainCache(), None
+    return RotatingCache(max_size=probe.window), Ring(max_size=probe.window)
+
+
+def _packed(history: History, keys: Any, values: Any, *, marked: bool) -> Iterator[Result]:  # noqa: ANN401
+    """What the cache that is the definition holds, and what slabs do."""
+    for right, found in zip((keys, values), packed_heads(history, 0), strict=True):
+        yield "codes", right.weight.view(mx.float32), found.weight.view(mx.float32), marked
+        yield "scales", right.scales, found.scales, marked
+        yield "biases", right.biases, found.biases, marked
+
+
+def _places(probe: HeadProbe, biases: list[int]) -> tuple[Place, Place, Place]:
+    """Where queries, keys and values stand: in a row of their own each, or all in one."""
+    q, k = probe.groups * probe.group * probe.width, probe.groups * probe.width
+    if not probe.joined:
+        widths = (q, k + SLACK, k)
+        made = zip((f.QUERIES, f.KEYS, f.VALUES), widths, biases, strict=True)
+        a, b, c = (Place(buffer=word, width=width, bias=bias) for word, width, bias in made)
+        return a, b, c
+    width = q + 2 * k + SLACK
+    a, b, c = (
+        Place(buffer=f.QUERIES, width=width, at=at, bias=bias) for at, bias in zip((0, q, q + k), biases, strict=True)
+    )
+    return a, b, c
+
+
+def _projected(bench: PartBench, probe: HeadProbe, random: np.random.Generator, L: int) -> list[mx.array]:
+    """Sums of queries, keys and values, put where they belong."""
+    places, k = _places(probe, [0, 0, 0]), probe.groups * probe.width
+    sizes = (k * probe.group, k, k)
+    buffers = {place.buffer: drawn(random, probe.special, L, place.width) for place in places}
+    for word, raw in buffers.items():
+        bench.buffer(word, raw)
+    pairs = zip(places, sizes, strict=True)
+    return [mx.array(buffers[place.buffer][:, place.at : place.at + size]) for place, size in pairs]
+
+
+def _attended(probe: HeadProbe, q: mx.array, keys: Any, values: Any, mask: Any, *, scale: float) -> mx.array:  # noqa: ANN401
+    """Attention by mlx; where scores are capped before the mask, operation by operation."""
+    if probe.cap is None:
+        return attend(q, keys, values, scale=scale, mask=mask)
+    B, H, L, E = q.shape
+    K = keys.shape[1]
+    grouped = (q * scale).reshape(B, K, H // K, L, E)
+    scores = soft_capped(grouped @ mx.expand_dims(keys, 2).swapaxes(-1, -2), probe.cap)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ mx.expand_dims(values, 2)).reshape(B, H, L, E)
 
 
 def _rope(probe: HeadProbe) -> Rope | None:

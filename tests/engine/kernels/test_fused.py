@@ -14,14 +14,16 @@ from engine.cache.plain import PlainCache
 from engine.cache.protocol import settled
 from engine.generate import Feed, forced, steps
 from engine.kernels.driver import Driver, Form, shape_of
+from engine.kernels.families import FAMILIES, plan_of
 from engine.kernels.fused import FusedModel
 from engine.kernels.history import FusedCache
 from engine.kernels.level import Kernels
-from engine.kernels.plan import FAMILIES, NotFusedError, plan_of
-from engine.kernels.program import build_program
+from engine.kernels.plan import NotFusedError
+from engine.kernels.program import alike, build_program
 from engine.kernels.step import StepCode
 from engine.model import CausalModel, FastCaches, open_model
 from engine.persistence.cache_file import load_caches, save_caches
+from engine.rope import make_rope
 from engine.taps import watching
 from parity.home import assay_home
 from parity.models.fetch import ensure_snapshot
@@ -39,6 +41,18 @@ COVERED = (
     "qwen2-tiny",
     "qwen3-q4g64-tiny",
     "smollm3-tiny",
+    "gemma-tiny",
+    "gemma2-tiny",
+    "granite-tiny",
+    "minicpm-q4g64-tiny",
+    "mistral3_mistral-tiny",
+    "glm4-q4g32-tiny",
+    "phi3-tiny",
+    "starcoder2-tiny",
+    "starcoder2-q8g64-tiny",
+    "cohere2-tiny",
+    "olmo2-tiny",
+    "olmo3-q4g64-tiny",
     "gemma3_text-tiny",
     "gemma3_text-q4g64-tiny",
 )
@@ -296,6 +310,8 @@ def test_the_level_linear_has_no_fused_step(make_kernels: Any, llama: Any) -> No
         ("mamba2-tiny", "f32", "no fused step: the family mamba2 has none"),
         ("llama_default-mxfp4-tiny", "f32", "no fused step: an embedding of another dtype than the norms"),
         ("gemma3_text-tiny", "f16", "no fused step: a residual stream that is held inside float16"),
+        ("cohere2-tiny", "f16", "no fused step: attention in float32 inside float16"),
+        ("mistral3-tiny", "f32", "no fused step: attention of the kind Attention"),
     ],
 )
 def test_what_has_no_fused_step_says_why_and_runs_on_fast_products(
@@ -336,6 +352,20 @@ def test_a_compiled_product_is_that_of_one_form_only(
     _, fused = make("llama-mixed-tiny")
     with pytest.raises(NotFusedError, match=r"one compiled product for packed-\d-f32 and for packed-\d-f32"):
         build_program(fused.plan, step, lambda _: driver(Form(stored="f32", bits=4)), columns=16)
+
+
+def test_rotations_share_a_table_where_they_turn_by_the_same_angles_and_only_there() -> None:
+    scaling = {"type": "yarn", "factor": 3.0, "original_max_position_embeddings": 16}
+    bent, again = (make_rope(8, base=100.0, scaling=scaling) for _ in range(2))
+    assert alike(bent, again)
+    assert alike(bent, replace(bent, gain=1.0, traditional=True))  # which are not in the table
+    assert alike(make_rope(8, base=100.0), make_rope(8, base=100.0))
+    periods = np.array(bent.periods)
+    periods[1] = np.nextafter(periods[1], np.float32(0))
+    for other in (replace(bent, periods=mx.array(periods)), make_rope(8, base=100.0), make_rope(8, base=101.0)):
+        assert not alike(bent, other)
+    assert not alike(make_rope(8, base=100.0), make_rope(8, base=101.0))
+    assert not alike(make_rope(8, base=100.0), make_rope(6, base=100.0))
 
 
 def test_every_family_of_the_table_is_tested() -> None:

@@ -14,7 +14,8 @@ from engine.kernels import fields as f
 from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.verify import DTYPES, SPECIALS, KernelError
-from engine.kernels.verify_step import HEADS, ROWS, HeadProbe, RowProbe, check_part, verify_step
+from engine.kernels.verify_rows import ACTIVATIONS, ROWS, RowProbe
+from engine.kernels.verify_step import HEADS, HeadProbe, check_part, verify_step
 
 SHAPES = 60
 
@@ -29,7 +30,12 @@ def random_rows() -> list[RowProbe]:
             special=list(SPECIALS)[seed % len(SPECIALS)],
             bias=bool(random.integers(2)),
             post=bool(random.integers(2)),
-            activation=int(random.integers(2)),
+            activation=int(random.choice(ACTIVATIONS)),
+            kind=int(random.integers(3)),
+            shift=bool(random.integers(2)),
+            multiplier=random.choice([None, 0.22, -3.0]),
+            also=bool(random.integers(2)),
+            joined=bool(random.integers(2)),
             seed=seed,
         )
         for seed in range(SHAPES)
@@ -50,6 +56,9 @@ def random_heads() -> list[HeadProbe]:
             norm=bool(random.integers(2)),
             rope=[None, "halves", "neighbours", "part", "gain"][int(random.integers(5))],
             window=int(random.integers(1, 40)) if random.integers(2) else None,
+            ring=bool(random.integers(2)),
+            cap=float(random.uniform(0.5, 60.0)) if random.integers(3) == 0 else None,
+            joined=bool(random.integers(2)),
             seed=seed,
         )
         for seed in range(SHAPES)
@@ -86,7 +95,8 @@ def test_the_flavour_for_narrow_vectors_is_bit_identical_too_and_contracts_nothi
 def test_the_probes_cover_what_they_promise() -> None:
     assert {probe.special for probe in ROWS} == {probe.special for probe in HEADS} == set(SPECIALS)
     assert {probe.dtype for probe in ROWS} == {probe.dtype for probe in HEADS} == set(DTYPES)
-    assert {probe.activation for probe in ROWS} == {f.SWIGLU, f.GEGLU_APPROX}
+    assert {probe.activation for probe in ROWS} == set(ACTIVATIONS)
+    assert {probe.kind for probe in ROWS} == {f.RMS, f.CENTRED, f.NO_NORM}
     assert {probe.rope for probe in HEADS} == {None, "halves", "neighbours", "part", "gain"}
     windows = [probe for probe in HEADS if probe.window is not None]
     assert all(sum(probe.pieces) > 3 * (probe.window or 0) for probe in windows)
@@ -110,7 +120,8 @@ def changed(step: StepCode, buffer: int) -> StepCode:
     [
         (f.NORMED, ROWS[0], "norm"),
         (f.STREAM, ROWS[0], "residual sum"),
-        (f.GATED, ROWS[0], "gated activation"),
+        (f.GATED, ROWS[0], "activation"),
+        (f.QUERIES, ROWS[0], "norm of a whole row"),
         (f.ATTENDED, HEADS[0], "attention"),
     ],
 )
