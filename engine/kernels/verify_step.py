@@ -20,7 +20,7 @@ from engine.kernels import fields as f
 from engine.kernels.attending import scratch_floats
 from engine.kernels.blocks import address_of
 from engine.kernels.codes import packed_heads
-from engine.kernels.driver import Form, shape_of
+from engine.kernels.driver import Form, has_half_precision, shape_of
 from engine.kernels.fused import turns
 from engine.kernels.history import Geometry, History, Ring, aligned
 from engine.kernels.packer import packed_geometry
@@ -118,7 +118,8 @@ def verify_step(code: StepCode) -> None:
     """
     probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING, *PACKED)
     for probe in probes:
-        check_part(code, probe)
+        if probe.dtype != "f16" or has_half_precision():  # without, no model in float16 has a fused step
+            check_part(code, probe)
 
 
 def check_part(code: StepCode, probe: Probe) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.kernels import prove as prove_module
 from engine.kernels.driver import Driver, Form
 from engine.kernels.prove import FORMS, prove
 from tests.engine.kernels import conftest
@@ -33,3 +34,11 @@ def test_an_unknown_name_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
 
 def test_every_form_is_there() -> None:
     assert set(FORMS) == set(conftest.FORMS)
+
+
+def test_float16_is_left_out_where_the_processor_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    never: Any = None
+    monkeypatch.setattr(prove_module, "has_half_precision", lambda: False)
+    assert prove(["dense-f16"], say=said.append, compile_form=never) == 0
+    assert said == ["dense-f16: left out, this processor converts no float16"]

@@ -11,6 +11,7 @@ import pytest
 
 from engine.kernels import driver as drivers
 from engine.kernels import fields as f
+from engine.kernels import verify_step as verify_step_module
 from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.verify import DTYPES, SPECIALS, KernelError
@@ -187,9 +188,8 @@ def test_the_proof_catches_another_rotation(
 
 @pytest.fixture
 def wrong_rotation(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    from engine.kernels import verify_step as verifying  # noqa: PLC0415 - patched here alone
 
-    right = verifying.rotation_part
+    right = verify_step_module.rotation_part
 
     def wrong(*args: object, **kwargs: object) -> dict[int, int]:
         words = right(*args, **kwargs)  # type: ignore[arg-type]
@@ -197,4 +197,17 @@ def wrong_rotation(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         words[f.SCALE] ^= 0x100000
         return words
 
-    return lambda: monkeypatch.setattr(verifying, "rotation_part", wrong)
+    return lambda: monkeypatch.setattr(verify_step_module, "rotation_part", wrong)
+
+
+def test_float16_is_held_to_nothing_where_the_processor_lacks_it(
+    step: StepCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[str] = []
+    monkeypatch.setattr(verify_step_module, "check_part", lambda _, probe: held.append(probe.dtype))
+    verify_step(step)
+    assert "f16" in held
+    held.clear()
+    monkeypatch.setattr(verify_step_module, "has_half_precision", lambda: False)
+    verify_step(step)
+    assert set(held) == {"f32", "bf16"}
