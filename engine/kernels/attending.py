@@ -8,12 +8,13 @@ Guarantees: those of `engine.kernels.parts`. Only positions that some query of a
 scores and no more. Positions that a query does not see weigh +0 and change no sum, as long as their values are finite, which is
 looked at when they are stored.
 
-Numerics: scores are float32 sums in order of the element, rounded; the softmax is float32 throughout, its sum in the order
-of the cache (a ring's order is that of its places), its result rounded; then float32 sums in the same order, rounded. Scores
+Numerics: scores are float32 sums in order of the element, rounded, over packed heads after each product and each sum; the softmax is float32 throughout, its sum in the order
+of the cache (a ring's order is that of its places), its result rounded; then such sums in the same order. Scores
 so low that what mlx puts in the place of hidden ones could weigh anything are left to mlx.
 Source: spec/cpu.md section 1; spec/kv.md section 2 (order of a ring).
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -44,8 +45,8 @@ from engine.kernels.fields import (
 )
 from engine.kernels.memory import float_at, put_float, put_word, take, word_at
 from engine.kernels.parts import PART
-from engine.kernels.scalar import exponential, rounded
-from engine.kernels.tile import UNROLL
+from engine.kernels.scalar import F32, exponential, rounded
+from engine.kernels.tile import STORED, UNROLL, literal_values
 from engine.kernels.vector_code import Shape, Value, VectorCode
 
 QUERIES_A_PIECE: Final = 48  # rows of one piece, where there are as many
@@ -62,6 +63,7 @@ def resumed_tile(
     lanes: Any,
     vectors: Any,
     rows: Any,
+    rounding: Any,
     x: Any,
     stride: Any,
     valid: Any,
@@ -71,20 +73,26 @@ def resumed_tile(
     width: Any,
     nan: Any,
 ) -> Any:
-    """A tile over float32 weights whose sums go on from what y holds; the arguments are those of `dense_tile`."""
-    if not all(isinstance(kind, types.IntegerLiteral) for kind in (lanes, vectors, rows)):
+    """A tile over float32 weights whose sums go on from what y holds; the arguments are those of `dense_tile`.
+
+    Products and sums are rounded to `rounding`, an index into `STORED`.
+    """
+    literals = literal_values(lanes, vectors, rows, rounding)
+    if literals is None:
         return None
-    shape = Shape(lanes=lanes.literal_value, vectors=vectors.literal_value, rows=rows.literal_value)
+    shape, to = Shape(lanes=literals[0], vectors=literals[1], rows=literals[2]), STORED[literals[3]]
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        x, stride, valid, weight, inner, y, width, nan = args[3:]
+        x, stride, valid, weight, inner, y, width, nan = args[4:]
         code = VectorCode(builder, shape)
         inputs = code.row_addresses(x, stride, valid)
 
         def body(k: Value, sums: list[Value]) -> list[Value]:
             loaded = code.vectors(builder.add(weight, builder.mul(k, code.i64(4 * shape.columns))), code.floats)
             return [
-                builder.fadd(sums[r * shape.vectors + j], builder.fmul(xv, loaded[j]))
+                code.rounded(
+                    builder.fadd(sums[r * shape.vectors + j], code.rounded(builder.fmul(xv, loaded[j]), to)), to
+                )
                 for r in range(shape.rows)
                 for xv in [code.spread(inputs[r], k)]
                 for j in range(shape.vectors)
@@ -100,7 +108,17 @@ def resumed_tile(
         code.store_rows(y, width, valid, nan, sums)
         return context.get_dummy_value()
 
-    return types.void(lanes, vectors, rows, *[types.int64] * 8), generate
+    return types.void(lanes, vectors, rows, rounding, *[types.int64] * 8), generate
+
+
+def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function a name that no other variant's has; see `engine.kernels.driver`, which says what happens otherwise."""
+
+    def rename(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__qualname__ = name
+        return function
+
+    return rename
 
 
 @njit(nogil=True, error_model="numpy")
@@ -136,11 +154,15 @@ def cleared(row, start, stop):
         put_float(row, i, _f32(0.0))
 
 
-def build_attention(shape: Shape) -> Any:
-    """ATTENDED [row][head] = attention of TURNED; pieces are heads of one row, or runs of rows of a group of heads."""
+def build_attention(shape: Shape, rounding: int = F32) -> Any:
+    """ATTENDED [row][head] = attention of TURNED; pieces are heads of one row, or runs of rows of a group of heads.
+
+    `rounding`, an index into `STORED`, is what every operation of a product rounds to: in 16 bits that of packed heads.
+    """
     lanes, vectors, at_once = shape.lanes, shape.vectors, shape.rows
 
     @njit(PART, cache=True, nogil=True, error_model="numpy")
+    @named(f"attention_{STORED[rounding]}")
     def attention(fields, context, thread, control):
         groups, group, width = word_at(fields, GROUPS), word_at(fields, GROUP), word_at(fields, HEAD)
         columns, blocks, layer = word_at(fields, COLUMNS), word_at(fields, HEAD_BLOCKS), word_at(fields, LAYER)
@@ -182,12 +204,13 @@ def build_attention(shape: Shape) -> Any:
                 y = scratch + (at - start) * 4
                 cleared_rows(y, count, stride, columns)
                 if count == 1:
-                    resumed_tile(lanes, vectors, 1, x, width, 1, keys, width, y, stride, nan)
+                    resumed_tile(lanes, vectors, 1, rounding, x, width, 1, keys, width, y, stride, nan)
                 else:
                     for row in range(0, count, at_once):
                         valid, into = min(at_once, count - row), y + row * stride * 4
+                        head = x + row * width * 4
                         resumed_tile(
-                            lanes, vectors, at_once, x + row * width * 4, width, valid, keys, width, into, stride, nan
+                            lanes, vectors, at_once, rounding, head, width, valid, keys, width, into, stride, nan
                         )
             for row in range(count):
                 position = offset + first + row // group
@@ -213,11 +236,13 @@ def build_attention(shape: Shape) -> Any:
                         values += (((layer * groups + g) * blocks + block) * SLAB + at % SLAB) * columns * 4
                         p, into, inner = scratch + (at - start) * 4, out + block * columns * 4, stop - at
                         if count == 1:
-                            resumed_tile(lanes, vectors, 1, p, stride, 1, values, inner, into, wide, nan)
+                            resumed_tile(lanes, vectors, 1, rounding, p, stride, 1, values, inner, into, wide, nan)
                         else:
                             for row in range(0, count, at_once):
                                 valid, a, b = min(at_once, count - row), p + row * stride * 4, into + row * wide * 4
-                                resumed_tile(lanes, vectors, at_once, a, stride, valid, values, inner, b, wide, nan)
+                                resumed_tile(
+                                    lanes, vectors, at_once, rounding, a, stride, valid, values, inner, b, wide, nan
+                                )
                     at = stop
             for row in range(count):
                 query = (first + row // group) * groups * group + g * group + row % group

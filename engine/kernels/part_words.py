@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from engine.kernels import fields as f
 from engine.kernels.history import Floats, Geometry, aligned
+from engine.kernels.layout import NAMES
 from engine.kernels.memory import entry
 from engine.kernels.step import StepCode
+from engine.kernels.tile import STORED
 from engine.rope import Rope
 
 Words = npt.NDArray[np.int64]
@@ -106,8 +108,9 @@ def packing_part(code: StepCode, geometry: Geometry, *, layer: int) -> dict[int,
 
 def attention_part(code: StepCode, geometry: Geometry, *, layer: int, group: int, window: int | None) -> dict[int, int]:
     """The words of attention; a layer with a window has the ring of its own number."""
+    run = code.packed_attention[STORED.index(NAMES[geometry.dtype])] if geometry.bits else code.attention
     ring = {f.RING: -1} if window is None else {f.RING: layer, f.WINDOW: window}
-    return _heads(geometry, layer, group) | ring | {f.CODE: entry(code.attention)}
+    return _heads(geometry, layer, group) | ring | {f.CODE: entry(run)}
 
 
 def gate_part(
