@@ -8,9 +8,10 @@ Guarantees: those of `engine.kernels.parts`. Only positions that some query of a
 scores and no more. Positions that a query does not see weigh +0 and change no sum, as long as their values are finite, which is
 looked at when they are stored.
 
-Numerics: scores are float32 sums in order of the element, rounded, over packed heads after each product and each sum; the softmax is float32 throughout, its sum in the order
-of the cache (a ring's order is that of its places), its result rounded; then such sums in the same order. Scores
-so low that what mlx puts in the place of hidden ones could weigh anything are left to mlx.
+Numerics: scores are float32 sums in order of the element, rounded; over packed heads, after each product and each sum. The
+softmax is float32 throughout, its sum in the order of the cache (a ring's order is that of its places), its result rounded;
+then such sums again, in the same order. Scores so low that what mlx puts in the place of hidden ones could weigh anything are
+left to mlx.
 Source: spec/cpu.md section 1; spec/kv.md section 2 (order of a ring).
 """
 
