@@ -8,12 +8,14 @@ Guarantees: those of `engine.kernels.parts`. Only positions that some query of a
 scores and no more. Positions that a query does not see weigh +0 and change no sum, as long as their values are finite, which is
 looked at when they are stored.
 
-Numerics: scores are float32 sums in order of the element, rounded; the softmax is float32 throughout, its sum in the order
-of the cache (a ring's order is that of its places), its result rounded; then float32 sums in the same order, rounded. Scores
-so low that what mlx puts in the place of hidden ones could weigh anything are left to mlx.
+Numerics: scores are float32 sums in order of the element, rounded; over packed heads, after each product and each sum. The
+softmax is float32 throughout, its sum in the order of the cache (a ring's order is that of its places), its result rounded;
+then such sums again, in the same order. Scores so low that what mlx puts in the place of hidden ones could weigh anything are
+left to mlx.
 Source: spec/cpu.md section 1; spec/kv.md section 2 (order of a ring).
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -45,9 +47,9 @@ from engine.kernels.fields import (
 )
 from engine.kernels.memory import float_at, put_float, put_word, take, word_at
 from engine.kernels.parts import PART, low_float
-from engine.kernels.scalar import exponential, rounded
+from engine.kernels.scalar import F32, exponential, rounded
 from engine.kernels.soft_cap import capped
-from engine.kernels.tile import UNROLL
+from engine.kernels.tile import STORED, UNROLL, literal_values
 from engine.kernels.vector_code import Shape, Value, VectorCode
 
 QUERIES_A_PIECE: Final = 48  # rows of one piece, where there are as many
@@ -64,6 +66,7 @@ def resumed_tile(
     lanes: Any,
     vectors: Any,
     rows: Any,
+    rounding: Any,
     x: Any,
     stride: Any,
     valid: Any,
@@ -73,23 +76,27 @@ def resumed_tile(
     width: Any,
     nan: Any,
 ) -> Any:
-    """A tile over float32 weights whose sums go on from what y holds; the arguments are those of `dense_tile`."""
-    if not all(isinstance(kind, types.IntegerLiteral) for kind in (lanes, vectors, rows)):
+    """A tile over float32 weights whose sums go on from what y holds; the arguments are those of `dense_tile`.
+
+    Products and sums are rounded to `rounding`, an index into `STORED`.
+    """
+    literals = literal_values(lanes, vectors, rows, rounding)
+    if literals is None:
         return None
-    shape = Shape(lanes=lanes.literal_value, vectors=vectors.literal_value, rows=rows.literal_value)
+    shape, to = Shape(lanes=literals[0], vectors=literals[1], rows=literals[2]), STORED[literals[3]]
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        x, stride, valid, weight, inner, y, width, nan = args[3:]
+        x, stride, valid, weight, inner, y, width, nan = args[4:]
         code = VectorCode(builder, shape)
         inputs = code.row_addresses(x, stride, valid)
 
         def body(k: Value, sums: list[Value]) -> list[Value]:
             loaded = code.vectors(builder.add(weight, builder.mul(k, code.i64(4 * shape.columns))), code.floats)
             return [
-                code.multiply_add(xv, loaded[j], sums[r * shape.vectors + j])
+                total
                 for r in range(shape.rows)
-                for xv in [code.spread(inputs[r], k)]
-                for j in range(shape.vectors)
+                for xv in [[code.spread(inputs[r], k)] * shape.vectors]
+                for total in code.multiply_adds(xv, loaded, sums[r * shape.vectors : (r + 1) * shape.vectors], to)
             ]
 
         outputs = code.row_addresses(y, width, valid)
@@ -102,7 +109,17 @@ def resumed_tile(
         code.store_rows(y, width, valid, nan, sums)
         return context.get_dummy_value()
 
-    return types.void(lanes, vectors, rows, *[types.int64] * 8), generate
+    return types.void(lanes, vectors, rows, rounding, *[types.int64] * 8), generate
+
+
+def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function a name that no other variant's has; see `engine.kernels.driver`, which says what happens otherwise."""
+
+    def rename(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__qualname__ = name
+        return function
+
+    return rename
 
 
 @njit(nogil=True, error_model="numpy")
@@ -138,11 +155,15 @@ def cleared(row, start, stop):
         put_float(row, i, _f32(0.0))
 
 
-def build_attention(shape: Shape) -> Any:
-    """ATTENDED [row][head] = attention of TURNED; pieces are heads of one row, or runs of rows of a group of heads."""
+def build_attention(shape: Shape, rounding: int = F32) -> Any:
+    """ATTENDED [row][head] = attention of TURNED; pieces are heads of one row, or runs of rows of a group of heads.
+
+    `rounding`, an index into `STORED`, is what every operation of a product rounds to: in 16 bits that of packed heads.
+    """
     lanes, vectors, at_once = shape.lanes, shape.vectors, shape.rows
 
     @njit(PART, cache=True, nogil=True, error_model="numpy")
+    @named(f"attention_{STORED[rounding]}")
     def attention(fields, context, thread, control):
         groups, group, width = word_at(fields, GROUPS), word_at(fields, GROUP), word_at(fields, HEAD)
         columns, blocks, layer = word_at(fields, COLUMNS), word_at(fields, HEAD_BLOCKS), word_at(fields, LAYER)
@@ -184,12 +205,13 @@ def build_attention(shape: Shape) -> Any:
                 y = scratch + (at - start) * 4
                 cleared_rows(y, count, stride, columns)
                 if count == 1:
-                    resumed_tile(lanes, vectors, 1, x, width, 1, keys, width, y, stride, nan)
+                    resumed_tile(lanes, vectors, 1, rounding, x, width, 1, keys, width, y, stride, nan)
                 else:
                     for row in range(0, count, at_once):
                         valid, into = min(at_once, count - row), y + row * stride * 4
+                        head = x + row * width * 4
                         resumed_tile(
-                            lanes, vectors, at_once, x + row * width * 4, width, valid, keys, width, into, stride, nan
+                            lanes, vectors, at_once, rounding, head, width, valid, keys, width, into, stride, nan
                         )
             for row in range(count):
                 position = offset + first + row // group
@@ -217,11 +239,13 @@ def build_attention(shape: Shape) -> Any:
                         values += (((layer * groups + g) * blocks + block) * SLAB + at % SLAB) * columns * 4
                         p, into, inner = scratch + (at - start) * 4, out + block * columns * 4, stop - at
                         if count == 1:
-                            resumed_tile(lanes, vectors, 1, p, stride, 1, values, inner, into, wide, nan)
+                            resumed_tile(lanes, vectors, 1, rounding, p, stride, 1, values, inner, into, wide, nan)
                         else:
                             for row in range(0, count, at_once):
                                 valid, a, b = min(at_once, count - row), p + row * stride * 4, into + row * wide * 4
-                                resumed_tile(lanes, vectors, at_once, a, stride, valid, values, inner, b, wide, nan)
+                                resumed_tile(
+                                    lanes, vectors, at_once, rounding, a, stride, valid, values, inner, b, wide, nan
+                                )
                     at = stop
             for row in range(count):
                 query = (first + row // group) * groups * group + g * group + row % group

@@ -26,8 +26,8 @@ def packed_heads(history: "History", layer: int) -> tuple[PackedHeads, PackedHea
     keys, values = (
         PackedHeads(
             weight=mx.array(words_of_codes(codes[:, :, which], geometry.bits)[None]),
-            scales=mx.array(np.ascontiguousarray(scales[None, :, :, which, :, 0])),
-            biases=mx.array(np.ascontiguousarray(scales[None, :, :, which, :, 1])),
+            scales=_array(scales[:, :, which, :, 0], geometry.dtype),
+            biases=_array(scales[:, :, which, :, 1], geometry.dtype),
             bits=geometry.bits,
             group_size=geometry.group_size,
         )
@@ -42,6 +42,11 @@ def words_of_codes(codes: Bytes, bits: int) -> npt.NDArray[np.uint32]:
     stream = np.packbits(single.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
     words: npt.NDArray[np.uint32] = np.ascontiguousarray(stream).view("<u4")
     return words
+
+
+def _array(heads: npt.NDArray[np.float32], dtype: mx.Dtype) -> mx.array:
+    """Floats that were rounded to the dtype before, so that nothing is lost."""
+    return mx.array(np.ascontiguousarray(heads[None])).astype(dtype)
 
 
 def _of_slab(geometry: "Geometry", memory: npt.NDArray[np.float32], layer: int) -> tuple[Bytes, Any]:

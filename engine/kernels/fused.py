@@ -1,8 +1,9 @@
 """A model whose forward is one compiled call a thread, beside the same model on plain operations and fast products.
 
-Guarantees: the fused step is taken for one sequence on caches of its own (`fast_caches`); for batches, for caches of another
-kind, while somebody watches, and where a NaN or an infinite value turns up, the model on fast products computes the call, on
-caches that hold the same bits. Which call goes where is decided by its arguments and values alone.
+Guarantees: the fused step is taken for one sequence on caches of its own (`fast_caches`), plain ones or ones that are all
+packed alike; for batches, for caches of another kind (packed rings, tiles, several widths), while somebody watches, and where a
+NaN or an infinite value turns up, the model on fast products computes the call, on caches that hold the same bits. Which call
+goes where is decided by its arguments and values alone.
 """
 
 import threading

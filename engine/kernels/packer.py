@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import mlx.core as mx
 import numpy as np
 
 from engine.cache.protocol import Cache
@@ -17,11 +16,13 @@ from engine.kernels import fields as f
 from engine.kernels.blocks import address_of
 from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.history import Geometry, History, Slab, aligned
+from engine.kernels.layout import NAMES
 from engine.kernels.memory import entry
 from engine.kernels.part_words import Words, packing_part, words_of
 from engine.kernels.program import Program
 from engine.kernels.step import StepCode
 from engine.kernels.team import Team
+from engine.kernels.tile import STORED
 from engine.quantization import AFFINE_GROUPS
 
 WORTH_A_THREAD: Final = 64  # positions of a layer
@@ -48,6 +49,7 @@ def packed_copy(history: History, geometry: Geometry, code: StepCode, team: Team
     context, control = np.zeros(f.CONTEXT_WORDS, np.int64), np.zeros((len(parts), SLOTS), np.int64)
     for word, value in (
         (f.ROWS, history.offset),
+        (f.ROUNDING, STORED.index(NAMES[geometry.dtype])),
         (f.SLABS, address_of(addresses)),
         (f.SCRATCH, address_of(scratch)),
         (f.SCRATCH_SIZE, 4 * size),
@@ -81,9 +83,7 @@ class Packer:
     _kinds: dict[tuple[int, int], tuple[Geometry, Words]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.program.geometry.dtype != mx.float32:
-            self.refusal = "products with packed keys round after every operation in 16 bits"
-        elif self.program.rings:
+        if self.program.rings:
             self.refusal = "packed rings"
 
     @property
@@ -126,11 +126,15 @@ class Packer:
 
 
 def _packing_parts(program: Program, geometry: Geometry) -> Words:
-    """The parts of a program with one that packs after each one that stores."""
-    rows, stores, layer = [], entry(program.code.rotation), 0
+    """The parts of a program with one that packs after each one that stores, and attention that rounds as packed heads want."""
+    code, rows, layer = program.code, [], 0
     for part in program.parts:
-        rows.append(part)
-        if part[f.KIND] == f.OTHER and part[f.CODE] == stores:
-            rows.append(words_of(packing_part(program.code, geometry, layer=layer)))
+        rows.append(part.copy())
+        if part[f.KIND] == f.PRODUCT:
+            continue
+        if part[f.CODE] == entry(code.rotation):
+            rows.append(words_of(packing_part(code, geometry, layer=layer)))
             layer += 1
+        elif part[f.CODE] == entry(code.attention):
+            rows[-1][f.CODE] = entry(code.packed_attention[program.rounding])
     return np.array(rows, np.int64)

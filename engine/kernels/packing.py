@@ -4,14 +4,17 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-any-return,no-untyped-call"
 """The part of a step that packs stored keys and values: codes, scales and biases beside, and in place what these stand for.
 
-mlx's float32 product with a packed matrix computes scale * code, adds the bias and multiplies, each rounded. So attention over
-floats that are the first two of these gives the bits of attention over codes; the floats stand where attention looks for them.
+mlx's product with a packed matrix computes scale * code, adds the bias, multiplies and sums, each rounded to the activations'
+dtype; in float32 on a machine whose wheel contracts, the first two are rounded once, and the other two. So attention over
+floats that are the first two of these gives the bits of attention over codes, if it rounds the other two likewise; the floats
+stand where attention looks for them.
 
 Guarantees: those of `engine.kernels.parts`. Positions are packed by themselves, so packing a history at once and packing each
 row as it comes are one computation. Where a value, or what it is packed to, is not finite, that is marked, and the call is
 mlx's.
 
-Numerics: mlx's affine packing in float32, in its order; every operation rounded by itself.
+Numerics: mlx's affine packing in float32, in its order, every operation rounded by itself; then scale and bias are rounded to
+the dtype.
 Source: spec/kv.md section 3; spec/cpu.md section 1.
 """
 
@@ -30,6 +33,7 @@ from engine.kernels.fields import (
     HEAD_BLOCKS,
     LAYER,
     OFFSET,
+    ROUNDING,
     ROWS,
     SCALES_AT,
     SCRATCH,
@@ -41,6 +45,7 @@ from engine.kernels.fields import (
 )
 from engine.kernels.memory import float_at, put_byte, put_float, put_word, take, word_at
 from engine.kernels.parts import PART, low_float
+from engine.kernels.scalar import F32, product_sum, rounded
 
 _f32 = np.float32
 
@@ -48,7 +53,7 @@ LEAST: Final = _f32(1e-7)  # of a scale
 
 
 @njit(nogil=True, error_model="numpy")
-def packed_group(x, count, top, scales, codes):
+def packed_group(x, count, top, scales, codes, to):
     """Pack elements that share a scale; x becomes what the codes stand for. Returns 0, or NaN where something is not finite."""
     low, high = _f32(np.inf), _f32(-np.inf)
     for i in range(count):
@@ -60,16 +65,18 @@ def packed_group(x, count, top, scales, codes):
     steps, bias = np.rint(_f32(edge / scale)), _f32(0.0)
     if steps != _f32(0.0):
         scale, bias = _f32(edge / steps), edge
+    stored_scale, stored_bias = rounded(scale, to), rounded(bias, to)
     sound = _f32(0.0)
     for i in range(count):
         v = float_at(x, i)
         code = min(max(np.rint(_f32(_f32(v - bias) / scale)), _f32(0.0)), top)
-        w = _f32(_f32(scale * code) + bias)
+        w = rounded(_f32(rounded(_f32(stored_scale * code), to) + stored_bias), to)
+        w = product_sum(stored_scale, _f32(code), stored_bias) if to == F32 else w
         put_byte(codes, i, np.int64(code))
         put_float(x, i, w)
         sound = _f32(sound + _f32(_f32(v * _f32(0.0)) + _f32(w * _f32(0.0))))
-    put_float(scales, 0, scale)
-    put_float(scales, 1, bias)
+    put_float(scales, 0, stored_scale)
+    put_float(scales, 1, stored_bias)
     return sound
 
 
@@ -89,6 +96,7 @@ def build_packing() -> Any:  # noqa: ANN401 - Numba's dispatcher
         groups, width, columns = word_at(fields, GROUPS), word_at(fields, HEAD), word_at(fields, COLUMNS)
         blocks, layer, elements = word_at(fields, HEAD_BLOCKS), word_at(fields, LAYER), word_at(fields, ELEMENTS)
         rows, top, shares = word_at(context, ROWS), low_float(fields, TOP), width // word_at(fields, ELEMENTS)
+        to = word_at(context, ROUNDING)
         x = word_at(context, SCRATCH) + thread * word_at(context, SCRATCH_SIZE)
         while True:
             piece = take(control + 8 * NEXT, 1)
@@ -110,7 +118,7 @@ def build_packing() -> Any:  # noqa: ANN401 - Numba's dispatcher
                 moved(kept, far, near, x, columns, 1, width, columns)
                 for share in range(shares):
                     first = share * elements
-                    sound += packed_group(x + first * 4, elements, top, scales + share * 8, codes + first)
+                    sound += packed_group(x + first * 4, elements, top, scales + share * 8, codes + first, to)
                 moved(x, columns, 1, kept, far, near, width, columns)
             if sound != sound:
                 put_word(control, NAN, 1)

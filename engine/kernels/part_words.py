@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from engine.kernels import fields as f
 from engine.kernels.history import Floats, Geometry, aligned
+from engine.kernels.layout import NAMES
 from engine.kernels.memory import entry
 from engine.kernels.step import StepCode
+from engine.kernels.tile import STORED
 from engine.rope import Rope
 
 Words = npt.NDArray[np.int64]
@@ -188,7 +190,8 @@ def attention_part(
     cap: float | None = None,
 ) -> dict[int, int]:
     """The words of attention; a layer with a window has the ring of its own number, where it has one."""
-    words = _heads(geometry, layer, group) | {f.CODE: entry(code.attention), f.RING: -1}
+    run = code.packed_attention[STORED.index(NAMES[geometry.dtype])] if geometry.bits else code.attention
+    words = _heads(geometry, layer, group) | {f.CODE: entry(run), f.RING: -1}
     if window is not None:
         words |= {f.WINDOW: window, f.RING: layer if ring else -1}
     return words if cap is None else words | {f.CAP: low(stored(cap, geometry.dtype))}

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from engine.kernels import contraction
 from engine.kernels.driver import has_half_precision
 from engine.kernels.tile import STORED
 
@@ -67,6 +68,18 @@ def fused(_typing: Any, a: Any, b: Any, c: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.fma(*args)
+
+    return types.float32(types.float32, types.float32, types.float32), generate
+
+
+@intrinsic
+def product_sum(_typing: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, with the roundings of mlx's products on this machine (`engine.kernels.contraction`)."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        if contraction.contracts():
+            return builder.fma(*args)
+        return builder.fadd(builder.fmul(*args[:2]), args[2])
 
     return types.float32(types.float32, types.float32, types.float32), generate
 

@@ -18,7 +18,7 @@ from numba import njit, types
 
 from engine.kernels.activations import build_gate
 from engine.kernels.attending import build_attention
-from engine.kernels.driver import DONE, ROWS_A_PIECE, SLOTS, Form, shape_of, source_digest
+from engine.kernels.driver import DONE, ROWS_A_PIECE, SLOTS, Form, has_half_precision, shape_of, source_digest
 from engine.kernels.fields import BIASES as PACKED_BIASES
 from engine.kernels.fields import (
     BLOCKS,
@@ -41,6 +41,7 @@ from engine.kernels.memory import call_part, call_product, put_word, seen, take,
 from engine.kernels.packing import build_packing
 from engine.kernels.parts import build_norm, build_rotation
 from engine.kernels.row_norm import build_row_norm
+from engine.kernels.scalar import BF16, F16
 
 PIECES: Final = SLOTS - 1  # control word: pieces of a part
 LOOKS: Final = 2000  # before a waiting thread gives its core away
@@ -61,6 +62,7 @@ class StepCode:
         run: run(parts, count, context, control): does, with others, all parts; returns how many. `control` is the address of
             int64 [count, SLOTS], zero before the first thread begins.
         norm, row_norm, rotation, packing, attention, gate: The parts.
+        packed_attention: Attention over what was packed, by the rounding of the activations.
     """
 
     run: Any
@@ -69,6 +71,7 @@ class StepCode:
     rotation: Any
     packing: Any
     attention: Any
+    packed_attention: tuple[Any, ...]
     gate: Any
 
 
@@ -77,13 +80,17 @@ def step_code(folder: Path) -> StepCode:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder / source_digest()[:16])
     try:
+        shape = shape_of(Form(stored="f32"))
+        attention = build_attention(shape)
+        rounding = (BF16, F16) if has_half_precision() else (BF16,)
         return StepCode(
             run=_build_step(),
             norm=build_norm(),
             row_norm=build_row_norm(),
             rotation=build_rotation(),
             packing=build_packing(),
-            attention=build_attention(shape_of(Form(stored="f32"))),
+            attention=attention,
+            packed_attention=(attention, *(build_attention(shape, to) for to in rounding)),
             gate=build_gate(),
         )
     finally:

@@ -98,16 +98,17 @@ CROSSING: Final = (
     HeadProbe(dtype="f32", pieces=(250, 1, 9, 1), groups=1, group=2, width=8),
     HeadProbe(dtype="f32", pieces=(250, 1, 9, 1), groups=1, group=2, width=32, packed=(8, 32)),
 )  # from one slab to the next
-PACKED: Final = (
-    HeadProbe(dtype="f32", pieces=(1, 1, 18, 1, 50, 1), width=96, packed=(8, 32)),
-    HeadProbe(dtype="f32", pieces=(67, 1, 1), width=128, packed=(4, 64), bias=True, norm=True, group=1, rope="part"),
-    HeadProbe(dtype="f32", pieces=(3, 1), width=128, packed=(2, 128)),
-    HeadProbe(dtype="f32", pieces=(20, 1), width=32, packed=(3, 32), special="tiny"),
-    HeadProbe(dtype="f32", pieces=(9, 1), width=64, packed=(6, 32), special="huge"),
-    HeadProbe(dtype="f32", pieces=(9, 1), width=32, packed=(5, 32), special="infinite", rope=None),
-    HeadProbe(dtype="f32", pieces=(4, 1), width=32, packed=(8, 32), special="nan"),
-    HeadProbe(dtype="f32", pieces=(20, 1), width=32, packed=(4, 32), special="faint input"),
+HEADS_TO_PACK: Final[tuple[dict[str, Any], ...]] = (
+    {"pieces": (1, 1, 18, 1, 50, 1), "width": 96, "packed": (8, 32)},
+    {"pieces": (67, 1), "width": 128, "packed": (4, 64), "bias": True, "norm": True, "group": 1, "rope": "part"},
+    {"pieces": (3, 1), "width": 128, "packed": (2, 128)},
+    {"pieces": (20, 1), "width": 32, "packed": (3, 32), "special": "tiny"},
+    {"pieces": (9, 1), "width": 64, "packed": (6, 32), "special": "huge"},
+    {"pieces": (9, 1), "width": 32, "packed": (5, 32), "special": "infinite", "rope": None},
+    {"pieces": (4, 1), "width": 32, "packed": (8, 32), "special": "nan"},
+    {"pieces": (20, 1), "width": 32, "packed": (4, 32), "special": "faint input"},
 )
+PACKED: Final = tuple(HeadProbe(dtype=dtype, **probe) for dtype in DTYPES for probe in HEADS_TO_PACK)
 
 
 def verify_step(code: StepCode) -> None:

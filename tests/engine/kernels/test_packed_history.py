@@ -24,7 +24,7 @@ from engine.kernels.memory import entry
 from engine.kernels.packer import packed_copy, packed_geometry
 from engine.kernels.step import StepCode
 from engine.kernels.team import Team
-from engine.kernels.verify import SPECIALS, KernelError, sprinkled
+from engine.kernels.verify import DTYPES, SPECIALS, KernelError, sprinkled
 from engine.kernels.verify_step import PACKED, HeadProbe, check_part
 from engine.model import open_model
 from engine.persistence.cache_file import load_caches, save_caches
@@ -113,6 +113,23 @@ def test_a_packed_run_stays_fused_and_gives_the_bits_of_plain_operations(
     same_caches(expected, actual, same_bits)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "kv"),
+    [
+        ("llama-tiny", "bf16", KV8),
+        ("llama-tiny", "f16", KVMode(bits=4, group_size=64, order="from-empty")),
+        ("qwen3-tiny", "bf16", KVMode(bits=3, group_size=32, order="from-empty")),
+        ("qwen3-tiny", "f16", replace(KV8, start=20)),
+        ("smollm3-tiny", "bf16", KVMode(bits=6, group_size=32, order="after-prompt")),
+    ],
+)
+def test_in_16_bits_too(name: str, dtype: str, kv: KVMode, make: Make, same_bits: Same) -> None:
+    for feed in (WHOLE, PIECES):
+        expected, actual = compare(make(name, dtype), same_bits, kv=kv, feed=feed)
+        assert all(isinstance(cache, FusedCache) for cache in actual)
+        same_caches(expected, actual, same_bits)
+
+
 @pytest.mark.parametrize("kv", [KV8, KVMode(bits=4, group_size=64, order="from-empty"), replace(KV8, start=255)])
 def test_from_one_slab_to_the_next(kv: KVMode, make: Make, same_bits: Same) -> None:
     expected, actual = compare(make(), same_bits, prompt=251, num_steps=9, kv=kv, feed=WHOLE)
@@ -193,8 +210,6 @@ def test_a_family_goes_on_from_packed_fused_caches(make: Make, same_bits: Same) 
 @pytest.mark.parametrize(
     ("name", "dtype", "kv"),
     [
-        ("llama-tiny", "bf16", KV8),
-        ("llama-tiny", "f16", replace(KV8, order="from-empty")),
         ("llama-tiny", "f32", KVMode(layers=(LayerWidth(cache=0, bits=8, group_size=32),))),
         ("llama-tiny", "f32", KVMode(bits=8, group_size=32, tiling=Tiling(size=8, lifted=True))),
         ("llama-tiny", "f32", KVMode(max_size=16)),
@@ -229,10 +244,10 @@ def test_what_is_not_finite_is_left_to_mlx(  # noqa: PLR0917 - pytest names its 
             same_bits(right.logits_BV, found.logits_BV)
 
 
-def history_of(heads: Any, *, columns: int) -> History:
+def history_of(heads: Any, *, columns: int, dtype: mx.Dtype) -> History:
     """A plain history of one layer that holds keys and values [2, groups, positions, width]."""
     _, groups, positions, width = heads.shape
-    geometry = Geometry(layers=1, groups=groups, width=width, columns=columns, dtype=mx.float32)
+    geometry = Geometry(layers=1, groups=groups, width=width, columns=columns, dtype=dtype)
     history = History(geometry=geometry).extended(positions)
     for position in range(positions):
         memory, place = history.slabs[position // f.SLAB].memory, position % f.SLAB
@@ -247,11 +262,12 @@ def history_of(heads: Any, *, columns: int) -> History:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 @pytest.mark.parametrize(("width", "group_size", "columns"), [(32, 32, 64), (192, 64, 16), (128, 128, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_history_is_packed_to_the_words_of_mlx(  # noqa: PLR0917 - pytest names its arguments
-    bits: int, width: int, group_size: int, columns: int, step: StepCode, same_bits: Same
+    bits: int, width: int, group_size: int, columns: int, dtype: str, step: StepCode, same_bits: Same
 ) -> None:
     random = np.random.default_rng([bits, width])
-    heads = sprinkled(random, (2, 2, 300, width), "tiny")
+    heads = sprinkled(random, (2, 1, 300, width), "tiny")
     flat = heads.reshape(-1, group_size)
     flat[0], flat[1], flat[2], flat[3, 1:] = 0.0, 5.0, -2.5, 0.0  # no range at all; zeros; one element alone
     flat[4] = np.float32(5.0) + np.arange(group_size, dtype=np.float32) * np.float32(
@@ -259,17 +275,19 @@ def test_a_history_is_packed_to_the_words_of_mlx(  # noqa: PLR0917 - pytest name
     )  # a range below the least scale
     flat[5] = np.where(np.arange(group_size) % 2, 1.5, -1.5)  # both ends as far from zero
     flat[6], flat[7] = np.abs(flat[6]) * np.float32(-1e-30), np.float32(1e-42)
-    history = history_of(heads, columns=columns)
+    given = mx.array(heads).astype(DTYPES[dtype])
+    history = history_of(np.array(given.astype(mx.float32)), columns=columns, dtype=DTYPES[dtype])
     geometry = packed_geometry(history.geometry, bits=bits, group_size=group_size)
     packed = packed_copy(history, geometry, step, Team(threads=2))
     assert packed is not None
     found = FusedCache(history=packed, layer=0).plain()
     assert isinstance(found, QuantizedCache)
-    for expected, actual, kept in zip(heads, (found.keys, found.values), packed.heads(0), strict=True):
-        right = pack(mx.array(expected[None]), bits=bits, group_size=group_size)
+    for expected, actual, kept in zip(given, (found.keys, found.values), packed.heads(0), strict=True):
+        right = pack(expected[None], bits=bits, group_size=group_size)
         same_packed(right, actual, same_bits)
         options = {"group_size": group_size, "bits": bits}
-        same_bits(mx.dequantize(right.weight, right.scales, right.biases, **options)[0], mx.array(kept))
+        meant = mx.dequantize(right.weight, right.scales, right.biases, **options)[0]
+        same_bits(meant, mx.array(np.ascontiguousarray(kept)).astype(DTYPES[dtype]))
 
 
 def same_packed(expected: PackedHeads, actual: PackedHeads, same: Same) -> None:
@@ -283,7 +301,7 @@ def same_packed(expected: PackedHeads, actual: PackedHeads, same: Same) -> None:
 def test_a_history_with_a_value_that_is_not_finite_is_not_packed(value: float, which: int, step: StepCode) -> None:
     heads = np.ones((2, 1, 3, 32), np.float32)
     heads[which, 0, 1, 5], heads[which, 0, 1, 6] = value, -3.4e38
-    history = history_of(heads, columns=16)
+    history = history_of(heads, columns=16, dtype=mx.float32)
     geometry = packed_geometry(history.geometry, bits=8, group_size=32)
     assert packed_copy(history, geometry, step, Team(threads=1)) is None
 
@@ -293,7 +311,7 @@ def test_random_packed_attentions_with_special_values_are_bit_identical(step: St
     for seed in range(40):
         group_size = int(random.choice([32, 64, 128]))
         probe = HeadProbe(
-            dtype="f32",
+            dtype=list(DTYPES)[int(random.integers(3))],
             pieces=tuple(int(n) for n in random.choice([1, 1, 1, 2, 5, 17, 49, 66], int(random.integers(2, 6)))),
             groups=int(random.integers(1, 4)),
             group=int(random.integers(1, 6)),

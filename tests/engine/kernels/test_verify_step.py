@@ -16,7 +16,7 @@ from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.verify import DTYPES, SPECIALS, KernelError
 from engine.kernels.verify_rows import ACTIVATIONS, ROWS, RowProbe
-from engine.kernels.verify_step import HEADS, HeadProbe, check_part, verify_step
+from engine.kernels.verify_step import HEADS, PACKED, HeadProbe, check_part, verify_step
 
 SHAPES = 60
 
@@ -85,11 +85,11 @@ def test_the_flavour_for_narrow_vectors_is_bit_identical_too_and_contracts_nothi
 ) -> None:
     monkeypatch.setattr(drivers, "has_wide_vectors", lambda: False)
     narrow = step_code(tmp_path)
-    for probe in random_heads()[::3]:
+    for probe in (*random_heads()[::3], *PACKED):
         check_part(narrow, probe)
-    for part in (narrow.norm, narrow.rotation):
+    for part, product in ((narrow.norm, "mulps"), (narrow.rotation, "mulps"), (narrow.packing, "mulss")):
         (assembly,) = part.inspect_asm().values()
-        assert re.search(r"\bv?mulps\b", assembly)
+        assert re.search(rf"\bv?{product}\b", assembly)
         assert not re.search(r"\bv?fn?m(add|sub)", assembly)
 
 
@@ -98,6 +98,9 @@ def test_the_probes_cover_what_they_promise() -> None:
     assert {probe.dtype for probe in ROWS} == {probe.dtype for probe in HEADS} == set(DTYPES)
     assert {probe.activation for probe in ROWS} == set(ACTIVATIONS)
     assert {probe.kind for probe in ROWS} == {f.RMS, f.CENTRED, f.NO_NORM}
+    assert {(probe.dtype, probe.special) for probe in PACKED} > {(dtype, "ordinary") for dtype in DTYPES}
+    assert {probe.packed[0] for probe in PACKED if probe.packed} == {2, 3, 4, 5, 6, 8}
+    assert {probe.packed[1] for probe in PACKED if probe.packed} == {32, 64, 128}
     assert {probe.rope for probe in HEADS} == {None, "halves", "neighbours", "part", "gain"}
     windows = [probe for probe in HEADS if probe.window is not None]
     assert all(sum(probe.pieces) > 3 * (probe.window or 0) for probe in windows)
