@@ -16,7 +16,7 @@ import numpy.typing as npt
 from engine.cache.plain import PlainCache
 from engine.cache.protocol import check_trim
 from engine.cache.rotating import RotatingCache
-from engine.kernels.blocks import LINE
+from engine.kernels.arena import LINE
 from engine.kernels.fields import SLAB
 from engine.mask import Mask
 

@@ -17,6 +17,7 @@ Value = Any
 
 CONVERTED: Final = "bf16 by conversion"
 AHEAD: Final = 4096  # bytes that the memory is asked for in advance
+FUSED: Final = "f32, scale and bias at once"
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -119,10 +120,16 @@ class VectorCode:
         places = b.lshr(words[at], self.word(low)) if low else words[at]  # the bits above the lowest four do not count
         return b.call(choose, [ir.Constant(self.floats, [float(n) for n in range(16)]), places])
 
+    def fused(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        kind = ir.FunctionType(self.floats, [self.floats] * 3)
+        fma = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fma.v{self.shape.lanes}f32")
+        return self.builder.call(fma, [a, b, c])
+
     def rounded(self, value: Value, to: str) -> Value:
         """To 16 bits and back, ties to even; infinities and quiet NaN stay what they are."""
         b = self.builder
-        if to == "f32":
+        if to in ("f32", FUSED):
             return value
         if to == "f16":
             return b.fpext(b.fptrunc(value, ir.VectorType(ir.HalfType(), self.shape.lanes)), self.floats)
@@ -167,13 +174,13 @@ class VectorCode:
         one = b.insert_element(undefined, b.load(b.gep(row, [k]), align=4), ir.Constant(_I32, 0))
         return b.shuffle_vector(one, undefined, ir.Constant(self.words, [0] * self.shape.lanes))
 
-    def ask_ahead(self, address: Value, size: int) -> None:
-        """Prefetch what the same loop will read `AHEAD` bytes on; past the end it is harmless."""
+    def ask_ahead(self, address: Value, size: int, ahead: int = AHEAD) -> None:
+        """Prefetch what the same loop will read some bytes on; past the end it is harmless."""
         b, pointer = self.builder, _I8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
         prefetch = b.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
         for offset in range(0, size, 64):
-            at = self.pointer(b.add(address, self.i64(AHEAD + offset)), _I8)
+            at = self.pointer(b.add(address, self.i64(ahead + offset)), _I8)
             b.call(prefetch, [at, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
 
     def loop(
