@@ -14,6 +14,7 @@ import numpy as np
 
 from engine.cache.convert import KVMode, check_kv_mode, converted, started
 from engine.cache.protocol import Cache
+from engine.clear_winner import clear_winner
 from engine.errors import RequestError
 from engine.model import CausalModel, FastCaches, check_ids
 
@@ -66,6 +67,8 @@ def greedy(logits_BV: mx.array, index: int) -> int:
         subtraction rounds and can make ties that the logits do not have.
     """
     del index
+    if (winner := clear_winner(logits_BV)) is not None:
+        return winner
     logprobs_BV = logits_BV - mx.logsumexp(logits_BV, axis=-1, keepdims=True)
     return int(np.array(mx.argmax(logprobs_BV, axis=-1))[0])
 

@@ -3,12 +3,12 @@
 Guarantees: nothing is lost; `rows_of` is the inverse of `blocks_of`.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-LINE: Final = 64  # bytes of a line of the processor's cache
+from engine.kernels.arena import WEIGHTS
 
 
 def blocks_of(rows: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
@@ -16,7 +16,7 @@ def blocks_of(rows: npt.NDArray[Any], columns: int) -> npt.NDArray[Any]:
     outputs, inner = rows.shape
     if missing := -outputs % columns:
         rows = np.concatenate([rows, np.zeros((missing, inner), rows.dtype)])
-    return on_a_line(rows.reshape(-1, columns, inner).transpose(0, 2, 1))
+    return rows.reshape(-1, columns, inner).transpose(0, 2, 1)
 
 
 def rows_of(blocks: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
@@ -26,9 +26,7 @@ def rows_of(blocks: npt.NDArray[Any], outputs: int) -> npt.NDArray[Any]:
 
 def on_a_line(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A contiguous copy that begins on a line of the processor's cache: no vector that is loaded lies on two."""
-    memory = np.empty(array.nbytes + LINE, np.uint8)
-    first = -address_of(memory) % LINE
-    copy = memory[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = WEIGHTS.array(array.shape, array.dtype)
     copy[...] = array
     return copy
 

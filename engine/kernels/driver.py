@@ -28,7 +28,7 @@ from engine.kernels import contraction
 from engine.kernels.float_tile import float_tile
 from engine.kernels.tame import TAME, is_tame
 from engine.kernels.tile import ROUNDINGS, STORED, dense_tile, packed_tile
-from engine.kernels.vector_code import CONVERTED, Shape
+from engine.kernels.vector_code import CONVERTED, FUSED, Shape
 
 Driver = Callable[..., int]
 
@@ -104,6 +104,15 @@ def converts(form: Form) -> bool:
     return form.mode == "affine" and form.bits is not None and form.stored == "bf16" and converts_to_brain_floats()
 
 
+def fuses(form: Form) -> bool:
+    """Whether the product of a form scales and biases in one operation where that gives the same bits.
+
+    Where mlx contracts, its product does so always, and there is nothing to choose.
+    """
+    fast = (has_wide_vectors() or "fma" in features()) and not contraction.contracts()
+    return form.mode == "affine" and form.bits is not None and form.stored == "f32" and fast
+
+
 def source_digest() -> str:
     """SHA-256 over the sources of this folder, in the order of their names."""
     digest = hashlib.sha256()
@@ -129,7 +138,9 @@ def compiled(form: Form, folder: Path) -> Driver:
             return _small_floats(form)
         if form.bits is None:
             return _dense(form)
-        return _packed_converting(form, form.bits) if converts(form) else _packed(form, form.bits)
+        if fuses(form):
+            return _packed_choosing(form, form.bits, FUSED)
+        return _packed_choosing(form, form.bits, CONVERTED) if converts(form) else _packed(form, form.bits)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -243,11 +254,11 @@ def _packed(form: Form, bits: int) -> Driver:
     return run
 
 
-def _packed_converting(form: Form, bits: int) -> Driver:
-    """Like `_packed`, with two roundings to choose from: that of tame rows with a tame matrix, and that of all others."""
+def _packed_choosing(form: Form, bits: int, tamed: str) -> Driver:
+    """Like `_packed`, with two roundings: one for tame matrices, where need be with tame rows, and one for the rest."""
     shape = shape_of(form)
     lanes, vectors, at_once, rounding = shape.lanes, shape.vectors, shape.rows, STORED.index(form.stored)
-    columns, fast = shape.columns, ROUNDINGS.index(CONVERTED)
+    columns, fast, any_rows = shape.columns, ROUNDINGS.index(tamed), tamed == FUSED
 
     @njit(SIGNATURE, cache=True, nogil=True)
     @_named_after(form)
@@ -264,7 +275,7 @@ def _packed_converting(form: Form, bits: int) -> Driver:
             last = min(first + ROWS_A_PIECE, rows)
             s, b, i = scales + group, biases + group, inner
             at, to = x + first * inner * 4, out + first * width * 4
-            tame = matrix_is_tame and is_tame(at, (last - first) * inner)
+            tame = matrix_is_tame and (any_rows or is_tame(at, (last - first) * inner))
             if last - first == 1 and tame:
                 packed_tile(lanes, vectors, 1, fast, bits, at, i, 1, w, s, b, shift, i, to, width, nan)
             elif last - first == 1:

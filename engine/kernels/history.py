@@ -17,7 +17,7 @@ from engine.cache.plain import PlainCache
 from engine.cache.protocol import Heads, check_trim
 from engine.cache.quantized import EmptyQuantizedCache, QuantizedCache
 from engine.cache.rotating import RotatingCache
-from engine.kernels.blocks import LINE
+from engine.kernels.arena import LINE
 from engine.kernels.codes import packed_heads
 from engine.kernels.fields import SLAB
 from engine.mask import Mask

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.kernels.blocks import address_of, blocks_of, on_a_line, rows_of
-from engine.kernels.driver import Form, converts, has_half_precision, shape_of
+from engine.kernels.driver import Form, converts, fuses, has_half_precision, shape_of
 from engine.kernels.small_floats import SmallFloats, is_small_floats, lay_out_small_floats
-from engine.kernels.tame import TAME, are_tame
+from engine.kernels.tame import TAME, are_short, are_tame
 from engine.linear import Packed
 from engine.quantization import Format
 
@@ -144,8 +144,7 @@ def _dense(weight: mx.array) -> Dense:
     form = Form(stored=stored)
     columns = shape_of(form).columns
     words = blocks_of(values, columns)
-    if stored == "bf16":
-        words = _paired(words, columns)
+    words = _paired(words, columns) if stored == "bf16" else on_a_line(words)
     return Dense(
         form=form,
         dtype=weight.dtype,
@@ -161,8 +160,10 @@ def _affine(weight: Packed) -> Affine:
     columns = shape_of(form).columns
     scales, biases = weight.scales.astype(mx.float32), weight.biases.astype(mx.float32)
     mx.eval(weight.weight, scales, biases)
-    words, scale, bias = (blocks_of(np.asarray(a), columns) for a in (weight.weight, scales, biases))
+    words, scale, bias = (on_a_line(blocks_of(np.asarray(a), columns)) for a in (weight.weight, scales, biases))
     tame = converts(form) and are_tame(scale) and are_tame(bias)
+    if fuses(form):
+        tame = are_short(scale, weight.format.bits)
     return Affine(
         form=form,
         dtype=weight.scales.dtype,

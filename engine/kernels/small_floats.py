@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from engine.kernels.blocks import address_of, blocks_of, rows_of
+from engine.kernels.blocks import address_of, blocks_of, on_a_line, rows_of
 from engine.kernels.driver import SMALL_FLOATS, Form, shape_of
 from engine.linear import Packed
 from engine.quantization import Format
@@ -102,7 +102,7 @@ def lay_out_small_floats(weight: Packed) -> SmallFloats:
     form = Form(stored="f32", bits=weight.format.bits, mode=weight.format.mode)
     columns = shape_of(form).columns
     mx.eval(weight.weight, weight.scales)
-    words, scale_bytes = (blocks_of(np.asarray(array), columns) for array in (weight.weight, weight.scales))
+    words, scale_bytes = (on_a_line(blocks_of(np.asarray(a), columns)) for a in (weight.weight, weight.scales))
     return SmallFloats(
         form=form,
         dtype=mx.float32,

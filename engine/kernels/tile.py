@@ -16,11 +16,12 @@ from typing import Any, Final
 from numba import types
 from numba.extending import intrinsic
 
-from engine.kernels.vector_code import CONVERTED, Shape, Value, VectorCode
+from engine.kernels.vector_code import CONVERTED, FUSED, Shape, Value, VectorCode
 
 STORED: Final = ("f32", "bf16", "f16")  # how dense weights are kept
-ROUNDINGS: Final = (*STORED, CONVERTED)  # what every operation on packed weights may round to
+ROUNDINGS: Final = (*STORED, CONVERTED, FUSED)  # what every operation on packed weights may round to
 UNIT: Final = 32  # packed values that start on a word boundary at every width
+GROUPS_AHEAD: Final = 8  # scales that the memory is asked for in advance, in groups
 UNROLL: Final = 4  # k a turn of the dense loop with one row
 
 
@@ -127,7 +128,8 @@ def packed_tile(
 
     Numerics: per k in order: scale * q, + bias, * x, and the sum, each rounded to float32 and then, where the activations are
         16 bits wide, to their dtype. In float32 where the wheel contracts: scale * q + bias, and x times that + the sum, each
-        rounded once.
+        rounded once. `FUSED` is for scales whose products with every q are exact: a product and a sum of
+        which only the sum can round are one fused operation.
     """
     literals = literal_values(lanes, vectors, rows, rounding, bits)
     if literals is None:
@@ -149,14 +151,19 @@ def packed_tile(
             words = [code.vectors(builder.add(base, code.i64(4 * shape.columns * n)), code.words) for n in range(wide)]
             if shape.rows == 1:
                 code.ask_ahead(base, 4 * wide * shape.columns)
+                for stream in (scales, biases):  # the machine's own foresight ends at every page of each stream
+                    code.ask_ahead(builder.add(stream, group), 4 * shape.columns, GROUPS_AHEAD * 4 * shape.columns)
             for i in range(UNIT):
                 k = builder.add(builder.mul(unit, code.i64(UNIT)), code.i64(i))
                 q = [code.unpacked([word[j] for word in words], i, wide) for j in range(shape.vectors)]
-                unpacked = code.multiply_adds(scale, q, bias, to)
+                if to == FUSED:
+                    unpacked = [code.fused(*three) for three in zip(scale, q, bias, strict=True)]
+                else:
+                    unpacked = code.multiply_adds(scale, q, bias, to)
                 for r in range(shape.rows):
                     xv = [code.spread(inputs[r], k)] * shape.vectors
                     mine = slice(r * shape.vectors, (r + 1) * shape.vectors)
-                    sums[mine] = code.multiply_adds(xv, unpacked, sums[mine], to)
+                    sums[mine] = code.multiply_adds(xv, unpacked, sums[mine], "f32" if to == FUSED else to)
             return sums
 
         sums = [code.zero] * (shape.rows * shape.vectors)

@@ -19,6 +19,7 @@ Value = Any
 
 CONVERTED: Final = "bf16 by conversion"
 AHEAD: Final = 4096  # bytes that the memory is asked for in advance
+FUSED: Final = "f32, scale and bias at once"
 
 _I8, _I16, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -124,9 +125,7 @@ class VectorCode:
     def multiply_add(self, a: Value, b: Value, total: Value) -> Value:
         """total + a * b in float32, with the roundings of mlx's wheel for this machine."""
         if contraction.contracts():
-            kind = ir.FunctionType(self.floats, [self.floats] * 3)
-            fma = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fma.v{self.shape.lanes}f32")
-            return self.builder.call(fma, [a, b, total])
+            return self.fused(a, b, total)
         return self.builder.fadd(total, self.builder.fmul(a, b))
 
     def multiply_adds(self, a: list[Value], b: list[Value], totals: list[Value], to: str) -> list[Value]:
@@ -135,6 +134,12 @@ class VectorCode:
             return [self.multiply_add(*three) for three in zip(a, b, totals, strict=True)]
         products = self.all_rounded([self.builder.fmul(x, y) for x, y in zip(a, b, strict=True)], to)
         return self.all_rounded([self.builder.fadd(t, p) for t, p in zip(totals, products, strict=True)], to)
+
+    def fused(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        kind = ir.FunctionType(self.floats, [self.floats] * 3)
+        fma = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.fma.v{self.shape.lanes}f32")
+        return self.builder.call(fma, [a, b, c])
 
     def rounded(self, value: Value, to: str) -> Value:
         """To 16 bits and back, ties to even; infinities and quiet NaN stay what they are."""
@@ -184,13 +189,13 @@ class VectorCode:
         one = b.insert_element(undefined, b.load(b.gep(row, [k]), align=4), ir.Constant(_I32, 0))
         return b.shuffle_vector(one, undefined, ir.Constant(self.words, [0] * self.shape.lanes))
 
-    def ask_ahead(self, address: Value, size: int) -> None:
-        """Prefetch what the same loop will read `AHEAD` bytes on; past the end it is harmless."""
+    def ask_ahead(self, address: Value, size: int, ahead: int = AHEAD) -> None:
+        """Prefetch what the same loop will read some bytes on; past the end it is harmless."""
         b, pointer = self.builder, _I8.as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
         prefetch = b.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
         for offset in range(0, size, 64):
-            at = self.pointer(b.add(address, self.i64(AHEAD + offset)), _I8)
+            at = self.pointer(b.add(address, self.i64(ahead + offset)), _I8)
             b.call(prefetch, [at, *(ir.Constant(_I32, n) for n in (0, 3, 1))])
 
     def loop(

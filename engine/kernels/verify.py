@@ -206,6 +206,12 @@ def _products(form: Form, probe: Probe) -> Iterator[tuple[mx.array, mx.array | P
             yield x, small_floats(random, probe, form.mode), bias
         else:
             yield x, packed(random, probe, form.bits, values), bias
+            if form.stored == "f32":  # scales of a 16-bit checkpoint, which have a product of their own
+                yield (
+                    x,
+                    packed(random, probe, form.bits, lambda *shape: values(*shape, of=mx.bfloat16).astype(mx.float32)),
+                    bias,
+                )
 
 
 def packed(random: np.random.Generator, probe: Probe, bits: int, values: Callable[..., mx.array]) -> Packed:

@@ -9,8 +9,9 @@ import numba
 import pytest
 
 from engine.kernels import driver as drivers
-from engine.kernels.driver import Form, compiled, features, has_wide_vectors, source_digest
+from engine.kernels.driver import Form, compiled, features, fuses, has_wide_vectors, shape_of, source_digest
 from engine.kernels.memory import entry
+from engine.kernels.tile import UNIT
 from engine.kernels.verify import verify
 from parity.home import assay_home
 from tests.engine.kernels.conftest import FORMS
@@ -20,7 +21,10 @@ from tests.engine.kernels.conftest import FORMS
 def test_products_and_sums_are_never_contracted(form: Form, tmp_path: Path) -> None:
     (assembly,) = compiled(form, tmp_path).inspect_asm().values()  # type: ignore[attr-defined]
     assert re.search(r"\bv?mulps\b", assembly)
-    assert not re.search(r"\bv?fn?m(add|sub)", assembly)
+    fused = len(re.findall(r"\bv?fn?m(?:add|sub)", assembly))
+    shape = shape_of(form)
+    # the scale and bias of a weight, in a tile of one row and in one of more rows; never x * w with its sum
+    assert fused == (2 * UNIT * shape.vectors if fuses(form) else 0)
     assert ("%zmm" in assembly) == has_wide_vectors()
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from engine.kernels import layout
-from engine.kernels.blocks import LINE, address_of, blocks_of, rows_of
+from engine.kernels.arena import LINE
+from engine.kernels.blocks import address_of, blocks_of, rows_of
 from engine.kernels.driver import SMALL_FLOATS, Driver, Form
 from engine.kernels.layout import supported
 from engine.kernels.matrix import FastMatrix, plain_product

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
@@ -11,12 +11,14 @@ from numba import njit
 
 from engine.kernels import driver as drivers
 from engine.kernels import layout
-from engine.kernels.driver import Driver, Form, compiled, converts
+from engine.kernels.driver import Driver, Form, compiled, converts, fuses
 from engine.kernels.layout import lay_out
-from engine.kernels.tame import SMALLEST_INPUT, SMALLEST_SCALE, TAME, are_tame, is_tame
+from engine.kernels.tame import LARGEST_SCALE, SMALLEST_INPUT, SMALLEST_SCALE, TAME, are_short, are_tame, is_tame
 from engine.kernels.verify import KernelError, Probe, check_probe, packed, verify
 
 FORM = Form(stored="bf16", bits=4)
+WIDE: Final = Form(stored="f32", bits=4)
+needs_fusing = pytest.mark.skipif(not fuses(WIDE), reason="this processor has no fused operation")
 needs_conversion = pytest.mark.skipif(not converts(FORM), reason="this processor has no conversion to bfloat16")
 
 
@@ -97,3 +99,36 @@ def test_the_proof_catches_rows_that_are_taken_for_tame(tmp_path: Path, monkeypa
     check_probe(FORM, wrong, Probe(rows=2, inner=64, outputs=32))
     with pytest.raises(KernelError, match="faint input values"):
         verify(FORM, wrong)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_scales_are_short_exactly_when_their_products_are(bits: int) -> None:
+    random = np.random.default_rng(bits)
+    for scale in random.integers(0, 2**32, 400, dtype=np.uint32) & ~np.uint32((1 << bits) - 1):
+        short = np.array([scale]).view(np.float32)
+        if not abs(short[0]) <= LARGEST_SCALE:  # NaN and infinities too
+            assert not are_short(short, bits)
+            continue
+        assert are_short(short, bits)
+        codes = np.arange(1 << bits, dtype=np.float32)
+        assert ((short * codes).astype(np.float64) == short.astype(np.float64) * codes).all()
+        assert not are_short((np.array([scale]) | np.uint32(1 << (bits - 1))).view(np.float32), bits)
+
+
+@needs_fusing
+def test_the_proof_catches_scales_that_are_taken_for_short(
+    driver: Callable[[Form], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "are_short", lambda _scales, _bits: True)
+    with pytest.raises(KernelError, match="packed-4-f32"):
+        verify(WIDE, driver(WIDE))
+
+
+@needs_fusing
+def test_the_proof_tries_scales_that_are_short(
+    driver: Callable[[Form], Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(layout, "are_short", lambda scales, bits: found.append(are_short(scales, bits)) or found[-1])
+    verify(WIDE, driver(WIDE))
+    assert set(found) == {True, False}
