@@ -14,7 +14,9 @@ import numpy as np
 from engine.kernels import fields as f
 from engine.kernels.attending import scratch_floats
 from engine.kernels.blocks import address_of
-from engine.kernels.driver import Driver, Form
+from engine.kernels.driver import SLOTS, Driver, Form
+from engine.kernels.expert_words import Routing, expert_product_part, expert_sum_part, routing_part
+from engine.kernels.experts import FastExperts
 from engine.kernels.history import Geometry
 from engine.kernels.layout import NAMES, laid_out_for
 from engine.kernels.matrix import FastMatrix, Laid
@@ -33,14 +35,15 @@ from engine.kernels.part_words import (
     stored,
     words_of,
 )
-from engine.kernels.plan import LayerPlan, Norm, NotFusedError, Outputs, Plan
+from engine.kernels.plan import DensePlan, ExpertsPlan, LayerPlan, Norm, NotFusedError, Outputs, Plan
 from engine.kernels.step import StepCode
 from engine.kernels.tile import STORED
 from engine.linear import Linear
 from engine.norm import LayerNorm, RMSNorm
 from engine.rope import Rope
 
-NO_ROOM: Final = f.CONTEXT_WORDS - f.TABLES  # words for tables: two a rotation
+LINE: Final = 16  # floats
+NO_ROOM: Final = f.TABLE_WORDS  # two a rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,13 +74,14 @@ class Program:
 
     def scratch(self, rows: int, positions: int) -> int:
         """Floats a thread for a call of some rows that end at some position."""
-        return scratch_floats(
+        attention = scratch_floats(
             rows=rows,
             positions=positions,
             group=self.group,
             head_blocks=self.geometry.blocks,
             columns=self.geometry.columns,
         )
+        return -(-max(attention, 2 * SLOTS) // LINE) * LINE  # a product of experts has control words of its own there
 
 
 def build_program(plan: Plan, code: StepCode, driver: Callable[[Form], Driver | None], *, columns: int) -> Program:
@@ -146,10 +150,10 @@ class _Builder:
             place = self._product(layer.o, f.ATTENDED, f.SUMS, sync=True)
             pending = _Branch(place=place, post=layer.attention_norm, multiplier=layer.multiplier)
             if layer.parallel:
-                pending = replace(pending, also=self._mlp(layer, f.BRANCH))
+                pending = replace(pending, also=self._mlp(layer.mlp, f.BRANCH))
             else:
                 self._norm(layer.mlp_input_norm, pending)
-                place = self._mlp(layer, f.SUMS)
+                place = self._mlp(layer.mlp, f.SUMS)
                 pending = _Branch(place=place, post=layer.mlp_norm, multiplier=layer.multiplier)
         self._norm(self.plan.norm, pending)
         return Program(
@@ -179,9 +183,7 @@ class _Builder:
         run, width = self.driver(laid.form), width_of(laid)
         if run is None:
             raise NotFusedError(f"{linear.path} has no compiled product")
-        inner, code = self.widths[x], entry(run)
-        if self.entries.setdefault(code, laid.form) != laid.form:
-            raise NotFusedError(f"one compiled product for {laid.form.name} and for {self.entries[code].name}")
+        inner, code = self.widths[x], self._entry(run, laid.form)
         weight, scales, biases = laid.addresses(0)
         self._add(
             {
@@ -274,13 +276,58 @@ class _Builder:
         self._add(row_norm_part(self.code, place, width=width, norm=self._norm_words(norm), sync=sync))
         return replace(place, bias=0)
 
-    def _mlp(self, layer: LayerPlan, y: int) -> Place:
-        wanted = (layer.gate,) if layer.up is None else (layer.gate, layer.up)
+    def _mlp(self, mlp: DensePlan | ExpertsPlan, y: int) -> Place:
+        if isinstance(mlp, ExpertsPlan):
+            return self._experts(mlp, y)
+        wanted = (mlp.gate,) if mlp.up is None else (mlp.gate, mlp.up)
         gate, *up = self._products(wanted, f.NORMED, (f.GATE, f.UP)[: len(wanted)])
-        inner = self._count(layer.gate)
+        inner = self._count(mlp.gate)
         self._room(f.GATED, inner)
-        self._add(gate_part(self.code, inner=inner, gate=gate, up=up[0] if up else None, activation=layer.activation))
-        return self._product(layer.down, f.GATED, y, sync=True)
+        self._add(gate_part(self.code, inner=inner, gate=gate, up=up[0] if up else None, activation=mlp.activation))
+        return self._product(mlp.down, f.GATED, y, sync=True)
+
+    def _experts(self, mlp: ExpertsPlan, y: int) -> Place:
+        if y != f.SUMS:
+            raise NotFusedError("experts beside the attention")
+        many, k, width, inner = mlp.gate.experts, mlp.chosen, self.plan.width, mlp.gate.outputs
+        routing = Routing(experts=many, chosen=k, width=width, kind=mlp.kind, normalised=mlp.normalised)
+        self._add(routing_part(self.code, routing, self._product(mlp.router, f.NORMED, f.SCORES, sync=True)))
+        for buffer, floats_a_row in (
+            (f.SHARES, k),
+            (f.CHOSEN, routing.table_floats),
+            (f.GATHERED, k * width),
+            (f.GATED, k * inner),
+            (f.SUMS, width),
+        ):
+            self._room(buffer, floats_a_row)
+        gate = self._expert_product(mlp, mlp.gate, routing, f.GATHERED, f.GATE, inner=width, sync=False)
+        up = self._expert_product(mlp, mlp.up, routing, f.GATHERED, f.UP, inner=width, sync=True)
+        self._add(gate_part(self.code, inner=inner, gate=gate, up=up, activation=mlp.activation, chosen=k))
+        outputs = self._expert_product(mlp, mlp.down, routing, f.GATED, f.OUTPUTS, inner=inner, sync=True)
+        self._add(expert_sum_part(self.code, routing, outputs))
+        return Place(buffer=y, width=width)
+
+    def _expert_product(
+        self, mlp: ExpertsPlan, matrix: FastExperts, routing: Routing, x: int, y: int, *, inner: int, sync: bool
+    ) -> Place:
+        laid = laid_out_for(matrix.laid(), self.plan.dtype)
+        run = None if laid is None else self.driver(laid.form)
+        if laid is None or run is None:
+            raise NotFusedError(f"{mlp.path} has no compiled product")
+        self.held.append(laid)
+        width = width_of(laid) // routing.experts
+        code = self._entry(run, laid.form)
+        self._add(expert_product_part(self.code, code, laid, routing, x=x, y=y, inner=inner, sync=sync))
+        self._room(y, routing.chosen * width)
+        self.cost += routing.chosen * inner * width
+        return Place(buffer=y, width=width)
+
+    def _entry(self, run: Driver, form: Form) -> int:
+        """The address of a compiled product, which is of one form only."""
+        code = entry(run)
+        if self.entries.setdefault(code, form) != form:
+            raise NotFusedError(f"one compiled product for {form.name} and for {self.entries[code].name}")
+        return code
 
     def _count(self, outputs: Outputs) -> int:
         return self._laid(outputs.linear).outputs - outputs.first if outputs.count is None else outputs.count

@@ -39,6 +39,7 @@ from engine.kernels.fields import (
 )
 from engine.kernels.memory import call_part, call_product, put_word, seen, take, word_at
 from engine.kernels.parts import build_norm, build_rotation
+from engine.kernels.routing import build_expert_product, build_expert_sum, build_routing
 from engine.kernels.row_norm import build_row_norm
 
 PIECES: Final = SLOTS - 1  # control word: pieces of a part
@@ -59,7 +60,7 @@ class StepCode:
     Attributes:
         run: run(parts, count, context, control): does, with others, all parts; returns how many. `control` is the address of
             int64 [count, SLOTS], zero before the first thread begins.
-        norm, row_norm, rotation, attention, gate: The parts.
+        norm, row_norm, rotation, attention, gate, routing, expert_product, expert_sum: The parts.
     """
 
     run: Any
@@ -68,6 +69,9 @@ class StepCode:
     rotation: Any
     attention: Any
     gate: Any
+    routing: Any
+    expert_product: Any
+    expert_sum: Any
 
 
 def step_code(folder: Path) -> StepCode:
@@ -82,6 +86,9 @@ def step_code(folder: Path) -> StepCode:
             rotation=build_rotation(),
             attention=build_attention(shape_of(Form(stored="f32"))),
             gate=build_gate(),
+            routing=build_routing(),
+            expert_product=build_expert_product(),
+            expert_sum=build_expert_sum(),
         )
     finally:
         numba.config.CACHE_DIR = before

@@ -25,6 +25,7 @@ from engine.kernels.part_bench import SLACK, PartBench, Result, as_stored, drawn
 from engine.kernels.part_words import Place, attention_part, floats, rotation_part
 from engine.kernels.step import StepCode
 from engine.kernels.verify import DTYPES, KernelError, words
+from engine.kernels.verify_experts import EXPERTS, ExpertProbe, expert_results
 from engine.kernels.verify_rows import ROWS, RowProbe, row_results
 from engine.rope import Rope, make_rope
 
@@ -70,7 +71,7 @@ class HeadProbe:
     seed: int = 0
 
 
-Probe = RowProbe | HeadProbe
+Probe = RowProbe | HeadProbe | ExpertProbe
 HEADS: Final[tuple[HeadProbe, ...]] = tuple(
     HeadProbe(dtype=dtype, **probe)
     for dtype in DTYPES
@@ -100,7 +101,7 @@ def verify_step(code: StepCode) -> None:
     Raises:
         KernelError: A result differs from mlx's.
     """
-    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING)
+    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING, *EXPERTS)
     for probe in probes:
         check_part(code, probe)
 
@@ -112,8 +113,7 @@ def check_part(code: StepCode, probe: Probe) -> None:
         KernelError: A result differs from mlx's.
     """
     for threads in (1, 3):
-        results = row_results(code, probe, threads) if isinstance(probe, RowProbe) else _heads(code, probe, threads)
-        for name, expected, actual, marked in results:
+        for name, expected, actual, marked in _results(code, probe, threads):
             ordinary = probe.special in ORDINARY
             if marked and not ordinary:
                 break  # mlx's: and so is everything after it
@@ -126,6 +126,12 @@ def check_part(code: StepCode, probe: Probe) -> None:
                     instead=INSTEAD,
                     next_step=SILENCE,
                 )
+
+
+def _results(code: StepCode, probe: Probe, threads: int) -> Iterator[Result]:
+    if isinstance(probe, RowProbe):
+        return row_results(code, probe, threads)
+    return expert_results(code, probe, threads) if isinstance(probe, ExpertProbe) else _heads(code, probe, threads)
 
 
 def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:
