@@ -19,8 +19,9 @@ from engine.kernels.families import FAMILIES, plan_of
 from engine.kernels.fused import FusedModel
 from engine.kernels.history import FusedCache
 from engine.kernels.level import Kernels
+from engine.kernels.part_list import alike
 from engine.kernels.plan import NotFusedError
-from engine.kernels.program import alike, build_program
+from engine.kernels.program import build_program
 from engine.kernels.step import StepCode
 from engine.model import CausalModel, FastCaches, open_model
 from engine.persistence.cache_file import load_caches, save_caches
