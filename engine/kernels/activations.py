@@ -18,6 +18,7 @@ from numba import njit, types
 
 from engine.kernels.driver import DONE, NEXT
 from engine.kernels.fields import (
+    A_CHOSEN,
     A_INNER,
     ACTIVATION,
     GATE,
@@ -119,6 +120,7 @@ def build_gate() -> Any:  # noqa: ANN401 - Numba's dispatcher
     @njit(PART, cache=True, nogil=True, error_model="numpy")
     def gate(fields, context, thread, control):
         rows, width, to = word_at(context, ROWS), word_at(fields, A_INNER), word_at(context, ROUNDING)
+        rows *= max(1, word_at(fields, A_CHOSEN))
         runs, kind = (width + PIECE - 1) // PIECE, word_at(fields, ACTIVATION)
         while True:
             piece = take(control + 8 * NEXT, 1)

@@ -50,10 +50,7 @@ class FastExperts:
         Numerics: those of mlx.
         Source: spec/cpu.md section 1.
         """
-        if self._laid is None:
-            assert self.plain is not None  # noqa: S101 - one of the two is always there
-            self._laid, self.plain = lay_out(_flat(self.plain)), None
-        laid = laid_out_for(self._laid, x.dtype)
+        laid = laid_out_for(self.laid(), x.dtype)
         driver = None if laid is None else self.driver(laid.form)
         if laid is None or driver is None or x.shape[-2] != 1 or experts.size == 0:
             return gathered_product(x, self.restored(), experts, sorted_experts=sorted_experts)
@@ -80,6 +77,13 @@ class FastExperts:
                 return None
             y[its] = sums[:, : self.outputs]
         return y
+
+    def laid(self) -> Laid:
+        """The matrices as the compiled product wants them, one expert's after the other's."""
+        if self._laid is None:
+            assert self.plain is not None  # noqa: S101 - one of the two is always there
+            self._laid, self.plain = lay_out(_flat(self.plain)), None
+        return self._laid
 
     def restored(self) -> mx.array | Packed:
         """The matrices as the checkpoint has them."""

@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import mlx.core as mx
 
-from engine.kernels.fields import GELU
-from engine.kernels.layout import NAMES, laid_out_for
-from engine.kernels.matrix import FastMatrix
-from engine.kernels.plan import LayerPlan, NotFusedError, Outputs, Plan
-from engine.kernels.plan_parts import cut, four, gated, grouped, scaled, whole_plan
-from engine.norm import LayerNorm
+from engine.families import qwen3_moe
+from engine.kernels.fields import GELU, HIGHEST, PROBABLE
+from engine.kernels.plan import DensePlan, ExpertsPlan, LayerPlan, NotFusedError, Outputs, Plan
+from engine.kernels.plan_checks import check_layer
+from engine.kernels.plan_parts import cut, experts, four, gated, grouped, scaled, whole_plan
 
 
 def plan_of(model: Any) -> Plan:  # noqa: ANN401 - any family's
@@ -29,7 +28,7 @@ def plan_of(model: Any) -> Plan:  # noqa: ANN401 - any family's
         raise NotFusedError(f"the family {family} has none")
     plan = FAMILIES[family](model)
     for layer in plan.layers:
-        _check(layer, plan)
+        check_layer(layer, plan)
     if plan.embed(mx.array([[0]])).dtype != plan.dtype:
         raise NotFusedError("an embedding of another dtype than the norms")
     return plan
@@ -40,6 +39,7 @@ def _pre_norm(
     *,
     embed: Callable[[mx.array], mx.array] | None = None,
     multiplier: float | None = None,
+    mlp: Callable[[Any], DensePlan | ExpertsPlan] = gated,
 ) -> Plan:
     """Blocks of `input_norm`, `attention`, `post_norm` and `mlp`, the embedding as it is where nothing else is said."""
     layers = tuple(
@@ -47,7 +47,7 @@ def _pre_norm(
             input_norm=block.input_norm,
             **grouped(block.attention),
             mlp_input_norm=block.post_norm,
-            **gated(block.mlp),
+            mlp=mlp(block.mlp),
             multiplier=multiplier,
         )
         for block in model.blocks
@@ -77,7 +77,7 @@ def _gemma3(model: Any) -> Plan:  # noqa: ANN401
             scale=block.attention.config.query_pre_attn_scalar**-0.5,
             attention_norm=block.attention_norm,
             mlp_input_norm=block.mlp_input_norm,
-            **gated(block.mlp),
+            mlp=gated(block.mlp),
             mlp_norm=block.mlp_norm,
         )
         for block in model.blocks
@@ -102,7 +102,7 @@ def _gemma2(model: Any) -> Plan:  # noqa: ANN401
             cap=config.attn_logit_softcapping,
             attention_norm=block.attention_norm,
             mlp_input_norm=block.mlp_input_norm,
-            **gated(block.mlp),
+            mlp=gated(block.mlp),
             mlp_norm=block.mlp_norm,
         )
         for block in model.blocks
@@ -135,7 +135,7 @@ def _glm4(model: Any) -> Plan:  # noqa: ANN401
             **grouped(block.attention),
             attention_norm=block.after_attention,
             mlp_input_norm=block.mlp_norm,
-            **gated(block.mlp),
+            mlp=gated(block.mlp),
             mlp_norm=block.after_mlp,
         )
         for block in model.blocks
@@ -160,7 +160,7 @@ def _phi3(model: Any) -> Plan:  # noqa: ANN401
                 rope=attention.rope,
                 scale=E**-0.5,
                 mlp_input_norm=block.post_norm,
-                **gated(block.mlp),
+                mlp=gated(block.mlp),
             )
         )
     return whole_plan(model, model.embedding, tuple(layers))
@@ -173,10 +173,7 @@ def _starcoder2(model: Any) -> Plan:  # noqa: ANN401
             input_norm=block.input_norm,
             **grouped(block.attention),
             mlp_input_norm=block.post_norm,
-            gate=Outputs(linear=block.mlp.up),
-            up=None,
-            down=block.mlp.down,
-            activation=GELU,
+            mlp=DensePlan(gate=Outputs(linear=block.mlp.up), up=None, down=block.mlp.down, activation=GELU),
         )
         for block in model.blocks
     )
@@ -195,7 +192,7 @@ def _cohere2(model: Any) -> Plan:  # noqa: ANN401
             window=block.attention.window,
             scale=block.attention.head_width**-0.5,
             mlp_input_norm=None,
-            **gated(block.mlp),
+            mlp=gated(block.mlp),
             parallel=True,
         )
         for block in model.blocks
@@ -217,12 +214,28 @@ def _olmo(model: Any) -> Plan:  # noqa: ANN401
             scale=block.attention.head_width**-0.5,
             attention_norm=block.attention_norm,
             mlp_input_norm=None,
-            **gated(block.mlp),
+            mlp=gated(block.mlp),
             mlp_norm=block.mlp_norm,
         )
         for block in model.blocks
     )
     return whole_plan(model, model.embedding, layers)
+
+
+def _qwen3_moe(model: Any) -> Plan:  # noqa: ANN401
+    """Pre-norm blocks with experts in some or all."""
+
+    def mlp(layer: Any) -> DensePlan | ExpertsPlan:  # noqa: ANN401
+        if type(layer) is not qwen3_moe.ExpertMLP:
+            return gated(layer)
+        return experts(layer, kind=PROBABLE, normalised=layer.normalised)
+
+    return _pre_norm(model, mlp=mlp)
+
+
+def _mixtral(model: Any) -> Plan:  # noqa: ANN401
+    """Pre-norm blocks with experts, whose shares are a softmax over the chosen."""
+    return _pre_norm(model, mlp=lambda layer: experts(layer, kind=HIGHEST, normalised=False))
 
 
 FAMILIES: Final[Mapping[str, Callable[[Any], Plan]]] = {
@@ -235,30 +248,13 @@ FAMILIES: Final[Mapping[str, Callable[[Any], Plan]]] = {
     "llama": _pre_norm,  # and mistral, which is llama's model
     "minicpm": _minicpm,
     "mistral3": _mistral3,
+    "mixtral": _mixtral,
     "olmo2": _olmo,
     "olmo3": _olmo,
     "phi3": _phi3,
     "qwen2": _pre_norm,
     "qwen3": _pre_norm,
+    "qwen3_moe": _qwen3_moe,
     "smollm3": _pre_norm,
     "starcoder2": _starcoder2,
 }
-
-
-def _check(layer: LayerPlan, plan: Plan) -> None:
-    for linear in layer.linears:
-        if not isinstance(linear.weight, FastMatrix):
-            raise NotFusedError(f"{linear.path} has no compiled product")
-        if laid_out_for(linear.weight.laid(), plan.dtype) is None or (
-            linear.bias is not None and linear.bias.dtype != plan.dtype
-        ):
-            raise NotFusedError(f"{linear.path} is not of the dtype of the norms")
-    for norm in (*layer.norms, plan.norm):
-        if norm.weight is None or norm.weight.dtype != plan.dtype:
-            raise NotFusedError(f"{norm.path} has no weight of the model's dtype")
-        if isinstance(norm, LayerNorm) and norm.bias is not None and norm.bias.dtype != plan.dtype:
-            raise NotFusedError(f"{norm.path} has a bias of another dtype than the model's")
-    if layer.rope is not None and layer.rope.width % 2:
-        raise NotFusedError("a rotation of an odd number of elements")
-    if plan.dtype not in NAMES:
-        raise NotFusedError(f"activations of {plan.dtype}")

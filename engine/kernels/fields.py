@@ -11,7 +11,9 @@ ROWS, OFFSET, ROUNDING, THREADS, SLABS, SCRATCH, SCRATCH_SIZE, RINGS, POSITIONS 
 BRANCH: Final = 11  # a buffer, too
 STREAM, NORMED, QUERIES, KEYS, VALUES, TURNED, FRESH, ATTENDED, GATE, UP, GATED, SUMS = range(12, 24)  # buffers
 TABLES: Final = 24  # addresses of cosines, then sines, of each rotation in turn
-CONTEXT_WORDS: Final = 40
+TABLE_WORDS: Final = 16
+SCORES, SHARES, CHOSEN, GATHERED, OUTPUTS = range(40, 45)  # buffers of experts
+CONTEXT_WORDS: Final = 48
 
 # Fields of every part. SYNC: what follows reads what this part, or one since the last sync, has written.
 KIND, CODE, SYNC, X, Y = range(5)
@@ -49,8 +51,20 @@ ELEMENTS, TOP, SCALES_AT, CODES_AT = range(30, 34)
 
 # The activation: GATED = activation(GATE + bias) [* (UP + bias)]. ACTIVATION: which. UP_FROM: word of the context where UP
 # stands, 0 for a layer without a gate; UP_AT: floats before it in a row.
-A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION, UP_FROM, UP_AT = range(5, 13)
+# A_CHOSEN: rows for each of the call's, 0 for one.
+A_INNER, GATE_WIDTH, UP_WIDTH, GATE_BIAS, UP_BIAS, ACTIVATION, UP_FROM, UP_AT, A_CHOSEN = range(5, 14)
 SWIGLU, GEGLU_APPROX, GEGLU, GELU = range(4)
 
 SLAB: Final = 256  # positions of a slab of keys and values: a multiple of every tile's columns
 MOST_ROWS: Final = 256  # rows of one call
+
+# Routing: from SCORES + bias to SHARES, CHOSEN and GATHERED. R_INNER: elements of a row of NORMED. R_KIND: how. R_NORMALISED:
+# whether shares are divided by their sum. The sum of experts besides: S_WIDTH: floats of a row of OUTPUTS.
+R_EXPERTS, R_CHOSEN, R_INNER, R_WIDTH, R_BIAS, R_KIND, R_NORMALISED, S_WIDTH = range(5, 13)
+PROBABLE, HIGHEST = range(2)
+
+# A product of experts, besides X to BLOCKS of a product, BLOCKS those of one expert. RUN: address of the compiled product.
+# *_STEP: bytes from one block to the next; OUT_STEP: bytes of a block's outputs. MANY: experts; TIMES: chosen for a row.
+RUN, WEIGHT_STEP, SCALES_STEP, BIASES_STEP, OUT_STEP, MANY, TIMES = range(12, 19)
+
+# What CHOSEN holds, int64: RUNS, then EXPERT, FIRST and COUNT of each run of rows of one expert, then for each choice its row.

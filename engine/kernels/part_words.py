@@ -197,8 +197,13 @@ def attention_part(
     return words if cap is None else words | {f.CAP: low(stored(cap, geometry.dtype))}
 
 
-def gate_part(code: StepCode, *, inner: int, gate: Place, up: Place | None, activation: int) -> dict[int, int]:
-    """The words of an activation: of gate and up, or of one alone; the gate comes first in its row."""
+def gate_part(
+    code: StepCode, *, inner: int, gate: Place, up: Place | None, activation: int, chosen: int = 1
+) -> dict[int, int]:
+    """The words of an activation: of gate and up, or of one alone; the gate comes first in its row.
+
+    There are `chosen` rows for each of the call's.
+    """
     words = {
         f.KIND: f.OTHER,
         f.CODE: entry(code.gate),
@@ -207,6 +212,7 @@ def gate_part(code: StepCode, *, inner: int, gate: Place, up: Place | None, acti
         f.GATE_WIDTH: gate.width,
         f.GATE_BIAS: gate.bias,
         f.ACTIVATION: activation,
+        f.A_CHOSEN: chosen,
     }
     if up is None:
         return words

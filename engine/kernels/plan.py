@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from engine.kernels.experts import FastExperts
 from engine.linear import Linear
 from engine.norm import LayerNorm, RMSNorm
 from engine.rope import Rope
@@ -36,6 +37,62 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DensePlan:
+    """down(activation(gate(x), up(x))), or down(activation(gate(x))).
+
+    Attributes:
+        gate, up: Projections, the gate the first of its own; up is None where there is no gate.
+        down: Projection.
+        activation: One of those of `engine.kernels.fields`.
+    """
+
+    gate: Outputs
+    up: Outputs | None
+    down: Linear
+    activation: int
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All projections, some of them more than once."""
+        return (self.gate.linear, *(() if self.up is None else (self.up.linear,)), self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertsPlan:
+    """The weighted sum of the chosen experts, each a gated MLP.
+
+    Attributes:
+        path: Module path in the checkpoint.
+        router: Projection to a score an expert.
+        gate, up, down: Matrices of all experts.
+        activation: One of those of `engine.kernels.fields`.
+        chosen: Experts a row.
+        kind: How they are chosen: `PROBABLE` or `HIGHEST` of `engine.kernels.fields`.
+        normalised: Whether their shares are divided by their sum.
+    """
+
+    path: str
+    router: Linear
+    gate: FastExperts
+    up: FastExperts
+    down: FastExperts
+    activation: int
+    chosen: int
+    kind: int
+    normalised: bool
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All projections but the experts' own."""
+        return (self.router,)
+
+    @property
+    def matrices(self) -> tuple[FastExperts, ...]:
+        """The experts' own."""
+        return (self.gate, self.up, self.down)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerPlan:
     """One block: x + [norm](attention([norm](x))) [* m], then x + [norm](mlp([norm](x))) [* m]; or both at once.
 
@@ -52,9 +109,7 @@ class LayerPlan:
         cap: Soft cap on the scores, or None.
         attention_norm: Of the attention's output, or None.
         mlp_input_norm: Before the MLP, or None.
-        gate, up: Projections, the gate the first of its own; up is None where there is no gate.
-        down: Projection.
-        activation: Of (gate, up), or of the gate alone; one of those of `engine.kernels.fields`.
+        mlp: A layer of its own, or experts.
         mlp_norm: Of the MLP's output, or None.
         multiplier: Of what is added to x, or None.
         parallel: The MLP reads what the attention reads, and (attention + mlp) + x is the result.
@@ -75,10 +130,7 @@ class LayerPlan:
     cap: float | None = None
     attention_norm: RMSNorm | None = None
     mlp_input_norm: Norm | None
-    gate: Outputs
-    up: Outputs | None
-    down: Linear
-    activation: int
+    mlp: DensePlan | ExpertsPlan
     mlp_norm: RMSNorm | None = None
     multiplier: float | None = None
     parallel: bool = False
@@ -86,8 +138,7 @@ class LayerPlan:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All projections, some of them more than once."""
-        up = () if self.up is None else (self.up.linear,)
-        return (self.q.linear, self.k.linear, self.v.linear, self.o, self.gate.linear, *up, self.down)
+        return (self.q.linear, self.k.linear, self.v.linear, self.o, *self.mlp.linears)
 
     @property
     def norms(self) -> tuple[Norm, ...]:

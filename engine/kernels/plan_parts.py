@@ -10,11 +10,13 @@ import mlx.core as mx
 
 from engine.activation import geglu, geglu_approx, swiglu
 from engine.grouped_attention import GroupedAttention
+from engine.kernels.experts import FastExperts
 from engine.kernels.fields import GEGLU, GEGLU_APPROX, SWIGLU
 from engine.kernels.matrix import FastMatrix
-from engine.kernels.plan import LayerPlan, NotFusedError, Outputs, Plan
+from engine.kernels.plan import DensePlan, ExpertsPlan, LayerPlan, NotFusedError, Outputs, Plan
 from engine.linear import Linear
 from engine.mlp import FusedGatedMLP, GatedMLP
+from engine.moe import ExpertLinear, GatedExperts
 
 ACTIVATIONS: Final[Mapping[Any, int]] = {swiglu: SWIGLU, geglu_approx: GEGLU_APPROX, geglu: GEGLU}
 
@@ -49,22 +51,44 @@ def cut(linear: Linear, *counts: int) -> tuple[Outputs, ...]:
     return tuple(Outputs(linear=linear, first=first, count=count) for first, count in zip(firsts, counts, strict=True))
 
 
-def gated(mlp: Any) -> dict[str, Any]:  # noqa: ANN401
+def gated(mlp: Any) -> DensePlan:  # noqa: ANN401
     """A gated MLP, its projections apart or joined."""
     if type(mlp) is FusedGatedMLP:
         if not isinstance(mlp.gate_up.weight, FastMatrix):
             raise NotFusedError(f"{mlp.gate_up.path} has no compiled product")
         inner = mlp.gate_up.weight.laid().outputs // 2
         gate, up = cut(mlp.gate_up, inner, inner)
-        return {"gate": gate, "up": up, "down": mlp.down, "activation": activation_of(mlp.activation)}
-    if type(mlp) is not GatedMLP:
+    elif type(mlp) is GatedMLP:
+        gate, up = Outputs(linear=mlp.gate), Outputs(linear=mlp.up)
+    else:
         raise NotFusedError(f"an MLP of the kind {type(mlp).__name__}")
-    return {
-        "gate": Outputs(linear=mlp.gate),
-        "up": Outputs(linear=mlp.up),
-        "down": mlp.down,
-        "activation": activation_of(mlp.activation),
-    }
+    return DensePlan(gate=gate, up=up, down=mlp.down, activation=activation_of(mlp.activation))
+
+
+def experts(mlp: Any, *, kind: int, normalised: bool) -> ExpertsPlan:  # noqa: ANN401
+    """Experts behind a router."""
+    layers = mlp.experts
+    if type(layers) is not GatedExperts:
+        raise NotFusedError(f"experts of the kind {type(layers).__name__}")
+
+    def matrix(layer: ExpertLinear) -> FastExperts:
+        if not isinstance(layer.weight, FastExperts):
+            raise NotFusedError(f"{layers.path} has no compiled product")
+        if layer.bias is not None:
+            raise NotFusedError(f"{layers.path} has biases")
+        return layer.weight
+
+    return ExpertsPlan(
+        path=layers.path,
+        router=mlp.router,
+        gate=matrix(layers.gate),
+        up=matrix(layers.up),
+        down=matrix(layers.down),
+        activation=activation_of(layers.activation),
+        chosen=mlp.chosen,
+        kind=kind,
+        normalised=normalised,
+    )
 
 
 def activation_of(activation: Any) -> int:  # noqa: ANN401

@@ -40,6 +40,7 @@ from engine.kernels.fields import (
 from engine.kernels.memory import call_part, call_product, put_word, seen, take, word_at
 from engine.kernels.packing import build_packing
 from engine.kernels.parts import build_norm, build_rotation
+from engine.kernels.routing import build_expert_product, build_expert_sum, build_routing
 from engine.kernels.row_norm import build_row_norm
 from engine.kernels.scalar import BF16, F16
 
@@ -61,7 +62,7 @@ class StepCode:
     Attributes:
         run: run(parts, count, context, control): does, with others, all parts; returns how many. `control` is the address of
             int64 [count, SLOTS], zero before the first thread begins.
-        norm, row_norm, rotation, packing, attention, gate: The parts.
+        norm, row_norm, rotation, packing, attention, gate, routing, expert_product, expert_sum: The parts.
         packed_attention: Attention over what was packed, by the rounding of the activations.
     """
 
@@ -73,6 +74,9 @@ class StepCode:
     attention: Any
     packed_attention: tuple[Any, ...]
     gate: Any
+    routing: Any
+    expert_product: Any
+    expert_sum: Any
 
 
 def step_code(folder: Path) -> StepCode:
@@ -92,6 +96,9 @@ def step_code(folder: Path) -> StepCode:
             attention=attention,
             packed_attention=(attention, *(build_attention(shape, to) for to in rounding)),
             gate=build_gate(),
+            routing=build_routing(),
+            expert_product=build_expert_product(),
+            expert_sum=build_expert_sum(),
         )
     finally:
         numba.config.CACHE_DIR = before

@@ -28,6 +28,7 @@ from engine.kernels.part_bench import SLACK, PartBench, Result, as_stored, drawn
 from engine.kernels.part_words import Place, attention_part, floats, packing_part, rotation_part
 from engine.kernels.step import StepCode
 from engine.kernels.verify import DTYPES, KernelError, words
+from engine.kernels.verify_experts import EXPERTS, ExpertProbe, expert_results
 from engine.kernels.verify_rows import ROWS, RowProbe, row_results
 from engine.rope import Rope, make_rope
 
@@ -75,7 +76,7 @@ class HeadProbe:
     seed: int = 0
 
 
-Probe = RowProbe | HeadProbe
+Probe = RowProbe | HeadProbe | ExpertProbe
 HEADS: Final[tuple[HeadProbe, ...]] = tuple(
     HeadProbe(dtype=dtype, **probe)
     for dtype in DTYPES
@@ -117,7 +118,7 @@ def verify_step(code: StepCode) -> None:
     Raises:
         KernelError: A result differs from mlx's.
     """
-    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING, *PACKED)
+    probes: tuple[Probe, ...] = (*ROWS, *HEADS, *CROSSING, *PACKED, *EXPERTS)
     for probe in probes:
         if probe.dtype != "f16" or has_half_precision():  # without, no model in float16 has a fused step
             check_part(code, probe)
@@ -130,8 +131,7 @@ def check_part(code: StepCode, probe: Probe) -> None:
         KernelError: A result differs from mlx's.
     """
     for threads in (1, 3):
-        results = row_results(code, probe, threads) if isinstance(probe, RowProbe) else _heads(code, probe, threads)
-        for name, expected, actual, marked in results:
+        for name, expected, actual, marked in _results(code, probe, threads):
             ordinary = probe.special in ORDINARY
             if marked and not ordinary:
                 break  # mlx's: and so is everything after it
@@ -144,6 +144,12 @@ def check_part(code: StepCode, probe: Probe) -> None:
                     instead=INSTEAD,
                     next_step=SILENCE,
                 )
+
+
+def _results(code: StepCode, probe: Probe, threads: int) -> Iterator[Result]:
+    if isinstance(probe, RowProbe):
+        return row_results(code, probe, threads)
+    return expert_results(code, probe, threads) if isinstance(probe, ExpertProbe) else _heads(code, probe, threads)
 
 
 def _heads(code: StepCode, probe: HeadProbe, threads: int) -> Iterator[Result]:

@@ -15,6 +15,7 @@ from engine.kernels import verify_step as verify_step_module
 from engine.kernels.driver import NAN, SLOTS
 from engine.kernels.step import StepCode, step_code
 from engine.kernels.verify import DTYPES, SPECIALS, KernelError
+from engine.kernels.verify_experts import EXPERTS, ExpertProbe
 from engine.kernels.verify_rows import ACTIVATIONS, ROWS, RowProbe
 from engine.kernels.verify_step import HEADS, PACKED, HeadProbe, check_part, verify_step
 
@@ -76,6 +77,33 @@ def test_sixty_random_attentions_with_special_values_are_bit_identical(step: Ste
         check_part(step, probe)
 
 
+def random_experts() -> list[ExpertProbe]:
+    random = np.random.default_rng(13)
+    probes = []
+    for seed in range(SHAPES):
+        experts = int(random.integers(1, 300)) if seed % 2 else int(random.integers(1, 12))
+        probes.append(
+            ExpertProbe(
+                dtype=list(DTYPES)[seed % 3],
+                rows=int(random.integers(1, 30)),
+                experts=experts,
+                chosen=int(random.integers(1, min(experts, 10) + 1)),
+                width=int(random.integers(1, 50)),
+                special=list(SPECIALS)[seed % len(SPECIALS)],
+                kind=int(random.integers(2)),
+                normalised=bool(random.integers(2)),
+                bias=bool(random.integers(2)),
+                seed=seed,
+            )
+        )
+    return probes
+
+
+def test_sixty_random_choices_of_experts_with_special_values_are_bit_identical(step: StepCode) -> None:
+    for probe in random_experts():
+        check_part(step, probe)
+
+
 def test_the_proof_itself_passes(step: StepCode) -> None:
     verify_step(step)
 
@@ -102,6 +130,8 @@ def test_the_probes_cover_what_they_promise() -> None:
     assert {probe.packed[0] for probe in PACKED if probe.packed} == {2, 3, 4, 5, 6, 8}
     assert {probe.packed[1] for probe in PACKED if probe.packed} == {32, 64, 128}
     assert {probe.rope for probe in HEADS} == {None, "halves", "neighbours", "part", "gain"}
+    assert {probe.special for probe in EXPERTS} == set(SPECIALS)
+    assert {probe.kind for probe in EXPERTS} == {f.PROBABLE, f.HIGHEST}
     windows = [probe for probe in HEADS if probe.window is not None]
     assert all(sum(probe.pieces) > 3 * (probe.window or 0) for probe in windows)
 
@@ -127,9 +157,14 @@ def changed(step: StepCode, buffer: int) -> StepCode:
         (f.GATED, ROWS[0], "activation"),
         (f.QUERIES, ROWS[0], "norm of a whole row"),
         (f.ATTENDED, HEADS[0], "attention"),
+        (f.SHARES, EXPERTS[0], "shares of experts"),
+        (f.GATHERED, EXPERTS[0], "rows of experts"),
+        (f.SUMS, EXPERTS[0], "sum of experts"),
     ],
 )
-def test_the_proof_catches_one_bit(buffer: int, probe: RowProbe | HeadProbe, name: str, step: StepCode) -> None:
+def test_the_proof_catches_one_bit(
+    buffer: int, probe: RowProbe | HeadProbe | ExpertProbe, name: str, step: StepCode
+) -> None:
     with pytest.raises(KernelError) as caught:
         check_part(changed(step, buffer), probe)
     lines = str(caught.value).splitlines()
