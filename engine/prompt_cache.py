@@ -12,7 +12,7 @@ Source: spec/kv.md section 13.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.cache.protocol import Cache
+from engine.cache.protocol import Cache, held_bytes
 from engine.cache.trim import trimmed
 from engine.errors import RequestError
 
@@ -152,7 +152,7 @@ class PromptCache:
                 caches=", ".join(sorted({str(cache.offset) for cache in caches})) + " seen",
                 next_step="give the prompt and every token that was fed after it, and no other",
             )
-        num_bytes = sum(array.nbytes for cache in caches for array in cache.arrays)
+        num_bytes = sum(held_bytes(cache) for cache in caches)
         if num_bytes > self.max_bytes:
             self._count(too_large=1)
             return False

@@ -128,6 +128,11 @@ class KVCache(Cache, Protocol):
 class StandIn(Protocol):
     """A cache that stands for one of another kind, and holds the same bits elsewhere."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, none of them in mlx's arrays."""
+        ...
+
     def plain(self) -> Cache:
         """The cache that it stands for."""
         ...
@@ -145,6 +150,12 @@ def settled(caches: Sequence[Cache]) -> tuple[Cache, ...]:
 def stand_in(cache: Cache) -> StandIn | None:
     """The same cache, known to be a stand-in; None where it is none."""
     return cast("StandIn", cache) if _offers(cache, StandIn) else None
+
+
+def held_bytes(cache: Cache) -> int:
+    """Bytes that a cache holds, in mlx's arrays or elsewhere."""
+    standing = stand_in(cache)
+    return sum(array.nbytes for array in cache.arrays) if standing is None else standing.nbytes
 
 
 def as_kv(cache: Cache) -> KVCache:

@@ -28,6 +28,7 @@ from engine.kernels.verify import DTYPES, SPECIALS, KernelError, sprinkled
 from engine.kernels.verify_step import PACKED, HeadProbe, check_part
 from engine.model import open_model
 from engine.persistence.cache_file import load_caches, save_caches
+from engine.prompt_cache import PromptCache
 from parity.home import assay_home
 from parity.models.fetch import ensure_snapshot
 
@@ -196,6 +197,18 @@ def test_stored_caches_are_those_they_stand_for(make: Make, same_bits: Same, tmp
     assert all(isinstance(cache, QuantizedCache) for cache in read)
     same_caches(right, read, same_bits)
     same_bits(hidden(plain, [8], right)[0], hidden(plain, [8], read)[0])
+
+
+@pytest.mark.parametrize("kv", [None, KV8])
+def test_a_prompt_cache_counts_the_bytes_of_the_fused_step(kv: KVMode | None, make: Make) -> None:
+    _, fused = make()
+    (step,) = steps(fused, [1, 2, 3], num_steps=1, kv=kv)
+    assert isinstance(step.caches[0], FusedCache)
+    (slab,) = step.caches[0].history.slabs
+    cache = PromptCache(max_bytes=slab.memory.nbytes)
+    assert cache.put([1, 2, 3], step.caches)
+    assert cache.num_bytes == slab.memory.nbytes
+    assert not PromptCache(max_bytes=slab.memory.nbytes - 1).put([1, 2, 3], step.caches)
 
 
 def test_a_family_goes_on_from_packed_fused_caches(make: Make, same_bits: Same) -> None:
