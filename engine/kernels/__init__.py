@@ -3,12 +3,13 @@
 mlx's Linux wheel computes matrix products with scalar code in strict order of the input index. Computing many outputs side
 by side, each in that same order, gives the same bits several times faster. `level` chooses how much of a model is replaced:
 
-- `linear`: the products. `verify` holds them to mlx, `matrix` and `experts` put them into layers, `layout` lays weights out,
-  `driver` and the tiles compile them, `team` spreads them over threads.
-- `fused`: besides, a whole forward as one compiled call a thread, where the family has one. `plan` says what a model computes
-  or why it has none, `program` and `part_words` give the plan addresses, `step` runs it out of `parts`, `packing` and
-  `attending`, `history` keeps keys and values, `packer` and `codes` keep them packed, `fused` is the model, `verify_step` and
-  `fuse` hold it to mlx.
+- `linear`: the products. `layout` lays weights out, `arena` holds them, `driver` and the tiles compile the products, `team`
+  spreads them over threads, `matrix` and `experts` put them into layers, `verify` holds them to mlx.
+- `fused`: besides, a whole forward as one compiled call a thread, where the family has one. `families` says what a model
+  computes (`plan`), or why it has none; `program`, `part_list` and `part_words` make addresses of it. `step` runs the parts:
+  `parts`, `row_norm`, `packing`, `attending`, `soft_cap`, `activations`, `routing` and `partition`. `history` keeps keys and
+  values, `packer` and `codes` packed ones; `fused` is the model. `verify_step`, `verify_rows`, `verify_experts`, `part_bench`
+  hold parts to mlx, `fuse` the whole.
 
 The wheels for x86-64 and for aarch64 round differently (`contraction`); `python -m engine.kernels.prove` holds all of them to
 the mlx of the machine that it is run on.

@@ -239,6 +239,22 @@ def test_what_is_not_finite_is_left_to_mlx(value: float, llama: Any, make_kernel
             same_bits(right.logits_BV, found.logits_BV)
 
 
+def test_scores_of_experts_that_are_not_finite_are_left_to_mlx(make_kernels: Any, same_bits: Same) -> None:
+    plain: Any = open_model(ensure_snapshot("qwen3_moe-tiny").path, dtype="f32")
+    at = next(i for i, block in enumerate(plain.blocks) if hasattr(block.mlp, "router"))
+    block = plain.blocks[at]
+    weight = np.array(block.mlp.router.weight)
+    weight[0], weight[1] = 3e38, -3e38  # whatever a row of inputs is, a sum of some of them is infinite
+    new = replace(block, mlp=replace(block.mlp, router=replace(block.mlp.router, weight=mx.array(weight))))
+    plain = replace(plain, blocks=(*plain.blocks[:at], new, *plain.blocks[at + 1 :]))
+    fused = make_kernels().put_into(plain, name=None)
+    assert isinstance(fused, FusedModel)
+    expected, _ = hidden(plain, [1, 7, 3], plain.make_caches())
+    actual, caches = hidden(fused, [1, 7, 3], fresh(fused))
+    same_bits(expected, actual)
+    assert not isinstance(caches[0], FusedCache)
+
+
 @pytest.fixture
 def make_kernels(tmp_path: Any, driver: Callable[[Form], Driver], step: StepCode) -> Callable[..., Kernels]:
     def kernels(said: list[str] | None = None, code: StepCode | None = None) -> Kernels:
