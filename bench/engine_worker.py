@@ -18,8 +18,9 @@ from bench.bandwidth import read_bandwidth
 from bench.samplers import rows
 from bench.weights_read import weight_bytes
 from engine.cache.plain import PlainCache
+from engine.cache.rotating import RotatingCache
 from engine.errors import EngineError
-from engine.generate import steps
+from engine.generate import Feed, steps
 from engine.kernels.history import FusedCache
 from engine.model import CausalModel, open_model
 from engine.sampling.chain import Chain
@@ -67,17 +68,22 @@ class EngineWorker:
         return {**answer, "peak_bytes": peak_resident_bytes()}
 
     def export(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Write keys and values [1, K, L - 1, E] of every layer as safetensors; `digest` is over their bits."""
+        """Write keys and values [1, K, L - 1, E] of every layer as safetensors.
+
+        A ring that got all of them at once holds all of them, in order, until the next ones come.
+        """
         if self._model is None:
             raise AssayError("nothing is loaded", next_step="send load first")
         *first, _ = request["prompt_ids"]
-        (step,) = steps(self._model, first, num_steps=1)
+        (step,) = steps(self._model, first, num_steps=1, feed=Feed(whole=True))  # as a prompt but for its last token is
         arrays: dict[str, mx.array] = {}
         for index, cache in enumerate(step.caches):
             plain = cache.plain() if isinstance(cache, FusedCache) else cache
-            if not isinstance(plain, PlainCache) or plain.keys is None or plain.values is None:
+            if not isinstance(plain, PlainCache | RotatingCache) or plain.keys is None or plain.values is None:
                 raise AssayError(
-                    "only plain caches can be handed to a peer", found=plain.kind, next_step="measure another model"
+                    "only plain caches and rings can be handed to a peer",
+                    found=plain.kind,
+                    next_step="measure another model",
                 )
             arrays[f"{index}.keys"] = mx.contiguous(plain.keys[:, :, : plain.offset])
             arrays[f"{index}.values"] = mx.contiguous(plain.values[:, :, : plain.offset])

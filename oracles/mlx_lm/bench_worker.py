@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from mlx_lm.utils import load_model
 
@@ -29,6 +29,7 @@ from parity.timed_run import timed
 from parity.worker_loop import serve
 
 DTYPES = {"f32": mx.float32, "bf16": mx.bfloat16, "f16": mx.float16}
+KINDS = (KVCache, RotatingKVCache)  # that can be filled with given keys and values
 
 
 class OracleWorker:
@@ -87,9 +88,9 @@ class OracleWorker:
 
 
 def _fill(caches: list[Any], file: str, positions: int) -> None:
-    """Put keys and values that another process computed into plain caches."""
+    """Put keys and values that another process computed into plain caches and into rings, all at once."""
     arrays: Any = mx.load(file)
-    if len(arrays) != 2 * len(caches) or any(type(cache) is not KVCache for cache in caches):
+    if len(arrays) != 2 * len(caches) or any(type(cache) not in KINDS for cache in caches):
         raise OracleError(
             "the keys and values do not fit the model's caches",
             layers=f"{len(arrays) // 2} given, {len(caches)} wanted",

@@ -13,6 +13,7 @@ from engine.sampling.keys import SequentialKeys
 from engine.sampling.picker import ChainPicker
 from engine.sampling.processors import Processing
 from parity.errors import AssayError
+from parity.models.fetch import ensure_snapshot
 from parity.models.tiny import write_tiny
 from parity.models.tiny_shapes import shapes
 
@@ -176,6 +177,17 @@ def test_keys_and_values_of_a_prompt_are_written_without_its_last_token(loaded: 
     assert loaded.export({"prompt_ids": [1, 2, 3, 4], "file": str(file)}) == {"positions": 3, "layers": 1}
     arrays: Any = mx.load(str(file))
     assert {name: array.shape for name, array in arrays.items()} == {"0.keys": (1, 2, 3, 16), "0.values": (1, 2, 3, 16)}
+
+
+def test_a_ring_that_got_a_prompt_at_once_is_written_whole(tmp_path: Path) -> None:
+    file, snapshot = tmp_path / "kv.safetensors", ensure_snapshot("gemma3_text-tiny")
+    worker = EngineWorker()
+    worker.load({"snapshot": str(snapshot.path), "dtype": "f32"})
+    prompt_ids = list(range(1, 42))
+    assert len(prompt_ids) > snapshot.config["sliding_window"] + 1
+    worker.export({"prompt_ids": prompt_ids, "file": str(file)})
+    arrays: Any = mx.load(str(file))
+    assert {array.shape[2] for array in arrays.values()} == {40}
 
 
 def test_memory_is_read(loaded: EngineWorker) -> None:
