@@ -15,7 +15,6 @@ left to mlx.
 Source: spec/cpu.md section 1; spec/kv.md section 2 (order of a ring).
 """
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +48,7 @@ from engine.kernels.memory import float_at, put_float, put_word, take, word_at
 from engine.kernels.parts import PART, low_float
 from engine.kernels.scalar import F32, exponential, rounded
 from engine.kernels.soft_cap import capped
+from engine.kernels.symbols import named
 from engine.kernels.tile import STORED, UNROLL, literal_values
 from engine.kernels.vector_code import Shape, Value, VectorCode
 
@@ -110,16 +110,6 @@ def resumed_tile(
         return context.get_dummy_value()
 
     return types.void(lanes, vectors, rows, rounding, *[types.int64] * 8), generate
-
-
-def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function a name that no other variant's has; see `engine.kernels.driver`, which says what happens otherwise."""
-
-    def rename(function: Callable[..., Any]) -> Callable[..., Any]:
-        function.__qualname__ = name
-        return function
-
-    return rename
 
 
 @njit(nogil=True, error_model="numpy")

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202, ANN401, ARG001, PLR0917 - Numba reads these signatures; what is compiled takes integers only
+# ruff: noqa: ANN001, ANN202, ARG001, PLR0917 - Numba reads these signatures; what is compiled takes integers only
 # mypy: disable-error-code="attr-defined,call-arg,var-annotated,unreachable,import-untyped"
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-any-return"
 """Compiled products: blocks of columns and runs of rows, handed out one by one to whoever comes for work.
@@ -16,16 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import llvmlite.binding as llvm
 import numba
-from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic
 
 from engine.kernels import contraction
 from engine.kernels.float_tile import float_tile
+from engine.kernels.memory import take
+from engine.kernels.symbols import named
 from engine.kernels.tame import TAME, is_tame
 from engine.kernels.tile import ROUNDINGS, STORED, dense_tile, packed_tile
 from engine.kernels.vector_code import CONVERTED, FUSED, Shape
@@ -146,33 +146,13 @@ def compiled(form: Form, folder: Path) -> Driver:
 
 
 SIGNATURE: Final = types.int64(*[types.int64] * 11)
-_I64 = ir.IntType(64)
 
 
-@intrinsic
-def _take(_typing: Any, _address: Any, _by: Any) -> Any:
-    """Add to a word that other threads add to; the value before."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], _I64.as_pointer()), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-def _named_after(form: Form) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a product's function a name that no other form's has.
-
-    Numba makes a symbol of this name and of a number that counts the functions of one process. Two forms that two processes
-    compiled could so have one symbol, and a third process that reads both from disk would find one of them under both names.
-    """
-
-    def named(function: Callable[..., Any]) -> Callable[..., Any]:
-        shape = shape_of(form)
-        flavour = "contracted" if contraction.contracts() else "separate"
-        function.__qualname__ = f"{form.name}-{flavour}-{shape.lanes}x{shape.vectors}x{shape.rows}".replace("-", "_")
-        return function
-
-    return named
+def _name(form: Form) -> str:
+    """What the product of a form is called: its form, its roundings and its tile."""
+    shape = shape_of(form)
+    flavour = "contracted" if contraction.contracts() else "separate"
+    return f"{form.name}-{flavour}-{shape.lanes}x{shape.vectors}x{shape.rows}".replace("-", "_")
 
 
 def _dense(form: Form) -> Driver:
@@ -181,14 +161,14 @@ def _dense(form: Form) -> Driver:
     columns, size = shape.columns, 4 if form.stored == "f32" else 2
 
     @njit(SIGNATURE, cache=True, nogil=True)
-    @_named_after(form)
+    @named(_name(form))
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan = control + 8 * NAN
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
         while True:
-            piece = _take(control + 8 * NEXT, 1)
+            piece = take(control + 8 * NEXT, 1)
             if piece >= blocks * runs:
-                return _take(control + 8 * DONE, 0)
+                return take(control + 8 * DONE, 0)
             block, first = piece // runs, piece % runs * ROWS_A_PIECE
             at, out = weight + block * inner * columns * size, y + block * columns * 4
             last = min(first + ROWS_A_PIECE, rows)
@@ -199,7 +179,7 @@ def _dense(form: Form) -> Driver:
                 for row in range(first, last, at_once):
                     valid, rows_in, into = min(at_once, last - row), x + row * inner * 4, out + row * width * 4
                     dense_tile(lanes, vectors, at_once, stored, rows_in, inner, valid, at, inner, into, width, nan)
-            _take(control + 8 * DONE, 1)
+            take(control + 8 * DONE, 1)
 
     return run
 
@@ -210,14 +190,14 @@ def _packed(form: Form, bits: int) -> Driver:
     columns = shape.columns
 
     @njit(SIGNATURE, cache=True, nogil=True)
-    @_named_after(form)
+    @named(_name(form))
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan, shift = control + 8 * NAN, shift & (TAME - 1)
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
         while True:
-            piece = _take(control + 8 * NEXT, 1)
+            piece = take(control + 8 * NEXT, 1)
             if piece >= blocks * runs:
-                return _take(control + 8 * DONE, 0)
+                return take(control + 8 * DONE, 0)
             block, first = piece // runs, piece % runs * ROWS_A_PIECE
             at, out = weight + block * (inner * bits // 32) * columns * 4, y + block * columns * 4
             group = block * (inner // (32 << shift)) * columns * 4
@@ -249,7 +229,7 @@ def _packed(form: Form, bits: int) -> Driver:
                         width,
                         nan,
                     )
-            _take(control + 8 * DONE, 1)
+            take(control + 8 * DONE, 1)
 
     return run
 
@@ -261,14 +241,14 @@ def _packed_choosing(form: Form, bits: int, tamed: str) -> Driver:
     columns, fast, any_rows = shape.columns, ROUNDINGS.index(tamed), tamed == FUSED
 
     @njit(SIGNATURE, cache=True, nogil=True)
-    @_named_after(form)
+    @named(_name(form))
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan, matrix_is_tame, shift = control + 8 * NAN, shift & TAME, shift & (TAME - 1)
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
         while True:
-            piece = _take(control + 8 * NEXT, 1)
+            piece = take(control + 8 * NEXT, 1)
             if piece >= blocks * runs:
-                return _take(control + 8 * DONE, 0)
+                return take(control + 8 * DONE, 0)
             block, first = piece // runs, piece % runs * ROWS_A_PIECE
             w, out = weight + block * (inner * bits // 32) * columns * 4, y + block * columns * 4
             group = block * (inner // (32 << shift)) * columns * 4
@@ -289,7 +269,7 @@ def _packed_choosing(form: Form, bits: int, tamed: str) -> Driver:
                         packed_tile(
                             lanes, vectors, at_once, rounding, bits, xs, i, n, w, s, b, shift, i, ys, width, nan
                         )
-            _take(control + 8 * DONE, 1)
+            take(control + 8 * DONE, 1)
 
     return run
 
@@ -300,14 +280,14 @@ def _small_floats(form: Form) -> Driver:
     columns = shape.columns
 
     @njit(SIGNATURE, cache=True, nogil=True)
-    @_named_after(form)
+    @named(_name(form))
     def run(x, rows, inner, weight, scales, biases, shift, y, width, blocks, control):
         nan = control + 8 * NAN
         runs = (rows + ROWS_A_PIECE - 1) // ROWS_A_PIECE
         while True:
-            piece = _take(control + 8 * NEXT, 1)
+            piece = take(control + 8 * NEXT, 1)
             if piece >= blocks * runs:
-                return _take(control + 8 * DONE, 0)
+                return take(control + 8 * DONE, 0)
             block, first = piece // runs, piece % runs * ROWS_A_PIECE
             at, out = weight + block * (inner * bits // 32) * columns * 4, y + block * columns * 4
             s = scales + block * (inner // elements) * columns * 4
@@ -337,6 +317,6 @@ def _small_floats(form: Form) -> Driver:
                         width,
                         nan,
                     )
-            _take(control + 8 * DONE, 1)
+            take(control + 8 * DONE, 1)
 
     return run

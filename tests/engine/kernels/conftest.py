@@ -4,11 +4,13 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
 from engine.kernels.driver import NAN, SMALL_FLOATS, Driver, Form, compiled
 from engine.kernels.fields import NORMED
+from engine.kernels.level import Kernels
 from engine.kernels.step import StepCode, step_code
 from parity.home import assay_home
 
@@ -91,3 +93,19 @@ def deaf_to_nan() -> Callable[[Driver], Driver]:
         return run
 
     return make
+
+
+@pytest.fixture
+def make_kernels(tmp_path: Path, driver: Callable[[Form], Driver], step: StepCode) -> Callable[..., Kernels]:
+    """Kernels in an empty folder: `make_kernels(said, code)`, messages into `said`, on a step of one's own if given."""
+
+    def kernels(said: list[str] | None = None, code: StepCode | None = None) -> Kernels:
+        return Kernels(
+            folder=tmp_path,
+            say=[].append if said is None else said.append,
+            threads=2,
+            compile=lambda form, _: driver(form),
+            compile_step=lambda _: code or step,
+        )
+
+    return kernels
